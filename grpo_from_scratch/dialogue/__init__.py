@@ -1,0 +1,1 @@
+"""The data: the embedded persona dialogues, readers, datasets."""

@@ -1,0 +1,1 @@
+"""How work is spread over processes; knows nothing of GRPO."""

@@ -1,0 +1,1 @@
+"""What came out: text metrics, learning curves, the PPO-vs-GRPO table."""

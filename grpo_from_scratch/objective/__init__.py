@@ -1,0 +1,1 @@
+"""The maths: tensors in, tensors out; no model, no text, no files."""

@@ -1,0 +1,1 @@
+"""The model: loading, heads, log-probs, embeddings, sampling."""

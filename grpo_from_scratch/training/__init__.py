@@ -1,0 +1,1 @@
+"""The loop: supervised fine-tuning and reinforcement learning."""
