@@ -1,0 +1,165 @@
+"""Where a policy comes from: a local Hugging Face folder, the hub, or the embedded tiny model."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from huggingface_hub import HfApi
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from grpo_from_scratch.dialogue.corpus import vocabulary
+from grpo_from_scratch.distributed.randomness import key_seed
+
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<bot>")
+WORD = Regex(r"\w+(?:['’-]\w+)*|[^\w\s]")  # "don't" and "well-known" are one word each
+
+
+def load_policy(
+    name_or_path: str | Path, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None
+) -> tuple[nn.Module, PreTrainedTokenizerFast]:
+    """A causal LM and its tokenizer, ready to be sampled from and trained.
+
+    Args:
+        name_or_path: "tiny" (the embedded model, random weights), a local Hugging Face folder, or a hub id (downloaded
+            unless it is in the local cache).
+        device: the first GPU if there is one, else the CPU.
+        dtype: of the weights; float32 by default, since an optimizer needs float32 weights (autocast does the rest).
+
+    Weights are read from safetensors only, and code that comes with a model is never run.
+
+    Raises:
+        ValueError: nothing usable is found there; one sentence says what is missing.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype or torch.float32
+    if str(name_or_path) == "tiny":
+        model, tokenizer = new_tiny_policy(vocabulary())
+        return model.to(device, dtype), tokenizer
+    _check_folder(name_or_path)
+    try:
+        model, tokenizer = _from_pretrained(name_or_path, dtype)
+    except (OSError, ValueError) as error:
+        raise ValueError(_why_not(name_or_path, error)) from error
+    _complete_tokenizer(tokenizer, model, name_or_path)
+    return model.to(device), tokenizer
+
+
+def new_tiny_policy(
+    texts: Iterable[str],
+    *,
+    seed: int = 0,
+    hidden_size: int = 96,
+    layers: int = 2,
+    heads: int = 4,
+    max_vocab: int | None = None,
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A small Llama with random weights and a tokenizer of the words in ``texts``.
+
+    Words are lower-cased, and a punctuation mark is a word of its own. The most frequent ones get an id, at most
+    ``max_vocab`` ids with the special tokens; every other word becomes <unk>. The tokenizer puts <bos> in front.
+    """
+    tokenizer = _word_tokenizer(texts, max_vocab)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.05,  # the usual 0.02 is for models a hundred times wider
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key_seed(seed, "tiny policy"))
+        model = LlamaForCausalLM(config)
+    return model.eval(), tokenizer
+
+
+def save_policy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
+    """A plain Hugging Face folder (config, safetensors, tokenizer), as ``load_policy`` and transformers read it."""
+    (model.module if isinstance(model, DistributedDataParallel) else model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _from_pretrained(name_or_path: str | Path, dtype: torch.dtype):
+    """From the folder or the cache if they have it, else from the hub."""
+    try:
+        return _read(name_or_path, dtype, local_files_only=True)
+    except OSError:
+        if Path(name_or_path).is_dir():
+            raise
+    try:
+        HfApi().model_info(str(name_or_path), timeout=10)  # asks once, where from_pretrained would retry for a minute
+    except Exception as error:  # the HTTP client's, which differs between versions of the hub's library
+        raise OSError(f"the hub answered with {type(error).__name__}") from error
+    return _read(name_or_path, dtype, local_files_only=False)
+
+
+def _read(name_or_path: str | Path, dtype: torch.dtype, **options):
+    options["trust_remote_code"] = False
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+    return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, use_safetensors=True, **options), tokenizer
+
+
+def _word_tokenizer(texts: Iterable[str], max_vocab: int | None) -> PreTrainedTokenizerFast:
+    normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    splitter = pre_tokenizers.Split(WORD, behavior="removed", invert=True)
+    counts = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+    room = None if max_vocab is None else max_vocab - len(SPECIAL_TOKENS)
+    words = [*SPECIAL_TOKENS, *by_frequency[:room]]
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    backend.normalizer, backend.pre_tokenizer = normalizer, splitter
+    backend.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", words.index("<bos>"))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        extra_special_tokens=["<user>", "<bot>"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _check_folder(name_or_path: str | Path) -> None:
+    path = Path(name_or_path)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ValueError(f"the folder '{path}' holds no Hugging Face model: it has no config.json.")
+    looks_local = isinstance(name_or_path, Path) or str(name_or_path).startswith((".", "/", "~"))
+    if not path.is_dir() and (looks_local or str(name_or_path).count("/") > 1):
+        raise ValueError(f"there is no folder '{path}': give a Hugging Face model folder, a hub id or 'tiny'.")
+
+
+def _why_not(name_or_path: str | Path, error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return f"'{name_or_path}' needs code of its own, which is never run here: use an architecture of transformers."
+    if Path(name_or_path).is_dir():
+        return f"the folder '{name_or_path}' cannot be loaded as a causal language model: {error}"
+    return (
+        f"'{name_or_path}' is neither 'tiny' nor a local folder; as a hub id it is not in the cache, and {error}: "
+        "check the name, or download it where there is a network and give its folder."
+    )
+
+
+def _complete_tokenizer(tokenizer, model: nn.Module, name: str | Path) -> None:
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer of '{name}' has no end-of-sequence token, without which no reply ever ends.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # masks go by position, so a shared id is harmless, a new one is not
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"the tokenizer of '{name}' has {len(tokenizer)} tokens but its model embeds only {rows}: "
+            "they do not belong together, or the model was not resized."
+        )
