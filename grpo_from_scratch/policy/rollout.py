@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass
@@ -94,6 +94,33 @@ def given_completions(
         temperature=temperature,
         texts=decode(tokenizer, ids, mask),
         finished=(is_end & mask).any(1),
+    )
+
+
+def concatenate(rollouts: list[Rollout]) -> Rollout:
+    """Several rollouts of one temperature as one, in this order."""
+    if len(rollouts) == 1:
+        return rollouts[0]
+    width = max(r.prompt_ids.shape[1] for r in rollouts), max(r.completion_ids.shape[1] for r in rollouts)
+    first_prompt = [sum(len(earlier.prompt_ids) for earlier in rollouts[:i]) for i in range(len(rollouts))]
+
+    def padded(name: str, *, left: int = 0, right: int = 0) -> Tensor:
+        """Rows of every rollout, filled up to ``left`` or ``right`` columns: what stands there is masked."""
+        tensors = [getattr(r, name) for r in rollouts]
+        pads = [(left - t.shape[1], 0) if left else (0, right - t.shape[1]) for t in tensors]
+        return torch.cat([nn.functional.pad(t, pad) for t, pad in zip(tensors, pads, strict=True)])
+
+    return replace(
+        rollouts[0],
+        prompt_ids=padded("prompt_ids", left=width[0]),
+        prompt_mask=padded("prompt_mask", left=width[0]),
+        prompt_index=torch.cat([r.prompt_index + first for r, first in zip(rollouts, first_prompt, strict=True)]),
+        completion_ids=padded("completion_ids", right=width[1]),
+        completion_mask=padded("completion_mask", right=width[1]),
+        logps=padded("logps", right=width[1]),
+        texts=[text for r in rollouts for text in r.texts],
+        finished=torch.cat([r.finished for r in rollouts]),
+        examples=[example for r in rollouts for example in r.examples],
     )
 
 
