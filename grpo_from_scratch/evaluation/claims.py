@@ -1,0 +1,41 @@
+"""The article's claims, and in plain words what the measurements say about them."""
+
+import math
+from collections.abc import Mapping
+
+from grpo_from_scratch.evaluation.curves import Interval
+
+ARTICLE, NAMESAKE = "cluster_ema", "grpo"  # what the article describes, and what the name means
+CLAIMS = (("sample_efficiency", 1.0, 1.8), ("stability", 0.72, 0.89), ("bleu", 0.32, 0.38))  # metric, PPO, GRPO
+UNDEFINED_BY_SOURCE = {"stability"}  # the article gives numbers and no definition
+
+
+def side_verdict(metric: str, measured: Interval, claimed: float) -> str:
+    """Reproduced: the interval lies above "no change" and reaches what is claimed. Otherwise what stands against it."""
+    if metric in UNDEFINED_BY_SOURCE:
+        return "not comparable: the source does not define it"
+    if math.isnan(measured.value):
+        return "not measured"
+    if measured.bound:
+        return "not reproduced: never got there" if measured.high < claimed else "not reproduced: too few runs to tell"
+    if math.isnan(measured.low):
+        return "not reproduced: too few runs for an interval"
+    if measured.low > 1:
+        return "reproduced" if measured.high >= claimed else "not reproduced: a smaller gain"
+    if measured.high < 1:
+        return "not reproduced: the opposite"
+    return "not reproduced: no clear gain" if measured.high < claimed else "not reproduced: too few runs to tell"
+
+
+def joint_verdict(sides: Mapping[tuple[str, str], str]) -> str:
+    """One verdict for (algorithm, difficulty) -> side verdicts."""
+    measured = {where: verdict for where, verdict in sides.items() if verdict != "not measured"}
+    if not measured:
+        return "not measured"
+    verdicts = set(measured.values())
+    if len(verdicts) == 1:
+        return verdicts.pop()
+    held = [
+        f"{algorithm} trains on {difficulty}" for (algorithm, difficulty), v in measured.items() if v == "reproduced"
+    ]
+    return "only when " + " or ".join(held) if held else "not reproduced"

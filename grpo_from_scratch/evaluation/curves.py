@@ -1,0 +1,303 @@
+"""What learning curves say: how fast, how steadily, and how sure we are.
+
+Arrays have the shape ``(..., runs, evaluations)``: one line for each run of one algorithm, any leading dimensions. The
+bootstrap uses that: it resamples runs into a new leading dimension and calls the same function again.
+
+Runs are averaged first, and the averaged curve is read. A single run may never reach a target, and a mean over those
+that do would favour the algorithm whose bad runs drop out; the averaged curve has one answer, or an honest bound.
+The average is the interquartile mean (IQM; Agarwal et al. 2021, arXiv 2108.13264).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from grpo_from_scratch.distributed.randomness import numpy_generator
+
+Array = np.ndarray
+# What is known of a number: the least and the most it can be. Equal when it was observed.
+Bounds = tuple[Array, Array]
+
+LAST = 3  # evaluations that make the final reward: one alone is noise
+FRACTIONS = (0.5, 0.75, 0.9)
+HEADLINE_FRACTION = 0.75
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A measured number with its 95 % interval.
+
+    Attributes:
+        value: NaN when it is not defined; prints as "—".
+        low, high: both NaN when there is no interval; −inf or inf when resamples may lie anywhere on that side.
+        bound: "<" when ``value`` is only an upper bound, because the algorithm never got there.
+    """
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    bound: str = ""
+
+    def format(self, digits: int = 2, *, sign: str = "", unit: str = "") -> str:
+        """For people: "1.31 [1.05, 1.62]", "< 0.84 [0.00, 1.10]", "—" without a value.
+
+        Brackets only around an interval wider than nothing. ``sign="+"`` shows a plus; ``unit`` follows the value.
+        """
+
+        def show(number: float) -> str:
+            number = round(number, digits) + 0.0  # no −0.00
+            return f"{number:{sign}.{digits}f}".replace("inf", "∞").replace("-", "−")
+
+        if math.isnan(self.value):
+            return "—"
+        text = f"{self.bound} {show(self.value)}{unit}".lstrip()
+        return (
+            text if math.isnan(self.low) or self.low == self.high else f"{text} [{show(self.low)}, {show(self.high)}]"
+        )
+
+    def to_json(self) -> dict[str, float | str | None]:
+        """{"value", "low", "high"} and "bound" where there is one; null for what is not a finite number."""
+        fields = {name: rounded(getattr(self, name)) for name in ("value", "low", "high")}
+        return fields | ({"bound": self.bound} if self.bound else {})
+
+    @classmethod
+    def from_json(cls, fields: dict[str, float | str | None]) -> "Interval":
+        """The inverse. One end null and the other not: that side is open. Both null: no interval."""
+        low, high = fields["low"], fields["high"]
+        if (low is None) != (high is None):
+            low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
+        value, low, high = (math.nan if v is None else v for v in (fields["value"], low, high))
+        return cls(value, low, high, fields.get("bound", ""))
+
+
+def rounded(value: float) -> float | None:
+    """Six significant digits, for a file people read; None for NaN and infinities, which JSON does not have."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def check_curves(reward: Array, x: Array, *, name: str) -> None:
+    """Refuse curves that cannot be compared.
+
+    Args:
+        reward: (runs, evaluations), finite.
+        x: the same shape, finite; never falls along a run.
+        name: of the row, for the message.
+
+    Raises:
+        ValueError: naming row, run and evaluation.
+    """
+    if reward.ndim != 2 or x.shape != reward.shape or reward.size == 0:
+        raise ValueError(f"{name}: reward {reward.shape} and x {x.shape} must both be (runs, evaluations), not empty.")
+    for what, values in (("reward", reward), ("x", x)):
+        if not np.isfinite(values).all():
+            run, evaluation = np.argwhere(~np.isfinite(values))[0]
+            raise ValueError(
+                f"{name}: {what} of run {run} is {values[run, evaluation]} at evaluation {evaluation}; "
+                "leave the run out or repeat it."
+            )
+    if (np.diff(x, axis=1) < 0).any():
+        run, evaluation = np.argwhere(np.diff(x, axis=1) < 0)[0]
+        raise ValueError(f"{name}: x of run {run} falls after evaluation {evaluation}; evaluations must be in order.")
+
+
+def iqm(values: Array, axis: int = 0) -> Array:
+    """Interquartile mean: the mean without the lowest and the highest quarter (rounded down, as scipy's trim_mean)."""
+    values = np.sort(values, axis=axis)
+    count = values.shape[axis]
+    cut = count // 4
+    return np.take(values, range(cut, count - cut), axis=axis).mean(axis)
+
+
+def mean_curve(values: Array) -> Array:
+    """The IQM over runs: (..., runs, evaluations) -> (..., evaluations)."""
+    return iqm(values, axis=-2)
+
+
+def final_reward(curve: Array) -> Array:
+    """Mean of the last three evaluations, never counting the first: (..., evaluations) -> (...)."""
+    return curve[..., -min(LAST, max(curve.shape[-1] - 1, 1)) :].mean(-1)
+
+
+def gain(reward: Array) -> Array:
+    """What training added, final − r0 of the averaged curve: (..., runs, evaluations) -> (...)."""
+    curve = mean_curve(reward)
+    return final_reward(curve) - curve[..., 0]
+
+
+def reach(x: Array, curve: Array, target: Array) -> Array:
+    """Where a curve first reaches a target, linear between evaluations.
+
+    Args:
+        x, curve: (..., evaluations).
+        target: (...).
+
+    Returns:
+        (...) in the units of x; NaN where the curve never gets there.
+    """
+    target = np.asarray(target, dtype=float)[..., None]
+    reached = curve >= target
+    after = reached.argmax(-1)[..., None]
+    before = np.maximum(after - 1, 0)
+    x0, x1 = np.take_along_axis(x, before, -1), np.take_along_axis(x, after, -1)
+    y0, y1 = np.take_along_axis(curve, before, -1), np.take_along_axis(curve, after, -1)
+    rise = np.where(y1 > y0, y1 - y0, 1.0)  # 1 stands in where before == after: the curve starts above the target
+    share = np.where(after > 0, (target - y0) / rise, 0.0)
+    where = x0 + share * (x1 - x0)
+    return np.where(reached.any(-1), where[..., 0], np.nan)
+
+
+def efficiency(base_x: Array, base_reward: Array, x: Array, reward: Array, *, fraction: float) -> Bounds:
+    """How many times less the algorithm needs than the base to get ``fraction`` of the base's way.
+
+    The target is r0 + fraction·(final − r0) of the base's averaged curve, which the base always reaches when it gained
+    at all. With x in completions this is sample efficiency, in CPU seconds compute efficiency.
+
+    Args:
+        base_x, base_reward: (..., runs, evaluations) of the base, the headline PPO.
+        x, reward: (..., runs', evaluations') of the algorithm; its evaluations may lie elsewhere.
+        fraction: of the base's gain, in (0, 1].
+
+    Returns:
+        Bounds of base's need / algorithm's need, each (...). An algorithm that never gets there needs more than it
+        was given, so its efficiency lies in [0, base's need / all it was given]. Where the base gained nothing, or the
+        algorithm starts above the target, there is nothing to compare: [0, inf].
+    """
+    base_curve, base_x, curve, x = (mean_curve(values) for values in (base_reward, base_x, reward, x))
+    start = base_curve[..., 0]
+    way = final_reward(base_curve) - start
+    target = start + fraction * way
+    base_need = reach(base_x, base_curve, target)
+    undefined = (way <= 0) | (curve[..., 0] >= target)
+    need = reach(x, curve, target)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio, bound = base_need / need, base_need / x[..., -1]
+    never = np.isnan(need)
+    least = np.where(undefined | never, 0.0, ratio)
+    most = np.where(undefined, np.inf, np.where(never, bound, ratio))
+    return least, most
+
+
+def convergence(x: Array, reward: Array, *, fraction: float = 0.9) -> Array:
+    """Where the averaged curve first has ``fraction`` of its own gain: (..., runs, evaluations) -> (...).
+
+    With x in updates this is the convergence step. NaN where nothing was gained.
+    """
+    curve, x = mean_curve(reward), mean_curve(x)
+    way = final_reward(curve) - curve[..., 0]
+    return np.where(way > 0, reach(x, curve, curve[..., 0] + fraction * way), np.nan)
+
+
+def _iqr(values: Array, axis: int) -> Array:
+    high, low = np.percentile(values, [75, 25], axis=axis)
+    return high - low
+
+
+def stability_components(reward: Array, strata: Array, *, scale: float) -> Array:
+    """Three views of steadiness, each 1 − (a dispersion / scale), clipped to [0, 1] (Chan et al. 2020, 1912.05663).
+
+    - across time: IQR within a run of its detrended first differences, mean over runs. A learning curve rises fast,
+      then slowly, and that is no unsteadiness; so each difference is compared with the one before it, which removes any
+      trend that is linear over two differences. Divided by √3, so that independent noise at the evaluations counts
+      as much as it does in plain differences (variances 6σ² and 2σ²).
+    - risk: CVaR (25 %) of drawdown, the mean of the worst quarter of (best so far − now) in a run, mean over runs.
+    - across seeds: IQR over the runs that share an initial policy, mean over those policies and over all evaluations
+      after the first. Different initial policies start at different rewards, which is not the algorithm's doing.
+
+    Args:
+        reward: (..., runs, evaluations).
+        strata: (runs,) which initial policy a run started from.
+        scale: S, the gain of the best row of the table; fixed, since it is the unit of measurement.
+
+    Returns:
+        (..., 3). All NaN when scale <= 0 or there are fewer than 4 evaluations; the last NaN when an initial policy has
+        one run.
+    """
+    lead, (runs, evaluations) = reward.shape[:-2], reward.shape[-2:]
+    if not scale > 0 or evaluations < 4:
+        return np.full((*lead, 3), np.nan)
+    across_time = _iqr(np.diff(reward, n=2, axis=-1), -1).mean(-1) / math.sqrt(3)
+    drawdown = np.maximum.accumulate(reward, axis=-1) - reward
+    risk = np.sort(drawdown, axis=-1)[..., -math.ceil(0.25 * evaluations) :].mean(-1).mean(-1)
+    across_seeds = np.zeros(lead)
+    for stratum, count in zip(*np.unique(strata, return_counts=True), strict=True):
+        spread = _iqr(reward[..., strata == stratum, 1:], -2).mean(-1) if count > 1 else np.nan
+        across_seeds = across_seeds + spread * count / runs
+    return np.clip(1 - np.stack([across_time, risk, across_seeds], axis=-1) / scale, 0.0, 1.0)
+
+
+Sample = tuple[Array, Sequence[Array]]  # strata (runs,), and arrays (runs, ...) that are resampled together
+
+
+def resample(strata: Array, *, count: int, generator: np.random.Generator) -> Array:
+    """Draw runs with replacement within each stratum: (count, runs) indices, position i always of run i's stratum."""
+    drawn = np.empty((count, len(strata)), dtype=np.int64)
+    for stratum in np.unique(strata):
+        members = np.flatnonzero(strata == stratum)
+        drawn[:, members] = generator.choice(members, size=(count, len(members)))
+    return drawn
+
+
+def has_interval(strata: Array) -> bool:
+    """A stratum with one run shows nothing of its spread: every resample would repeat it, and look certain."""
+    return bool(np.unique(strata, return_counts=True)[1].min() > 1)
+
+
+def _quantiles(least: Array, most: Array) -> Bounds:
+    # inverted_cdf takes one of the resamples, so no inf − inf between two of them.
+    low = np.quantile(least, 0.025, axis=0, method="inverted_cdf")
+    return low, np.quantile(most, 0.975, axis=0, method="inverted_cdf")
+
+
+def bootstrap(statistic: Callable[..., Array | Bounds], *samples: Sample, count: int = 2000, seed: int = 0) -> Interval:
+    """A statistic with its 95 % percentile interval from a stratified bootstrap over runs.
+
+    Strata are the initial policies: they are given, the runs on each are drawn. Each sample (PPO's runs, the
+    algorithm's runs) is resampled on its own, so both sides' luck is in the interval.
+
+    Args:
+        statistic: takes the samples' arrays in order, each (..., runs, …), and returns (...) or Bounds of it.
+        samples: pairs (strata, arrays).
+        count: resamples.
+        seed: of the resamples.
+
+    Returns:
+        The value on the runs as they are, and an interval. A resample that only bounds the statistic pulls the low
+        end down to its least and the high end up to its most, so that not knowing widens the interval. No interval when
+        a stratum has one run.
+    """
+
+    def bounds(indices: Sequence[Array | slice]) -> Bounds:
+        arrays = [array[index] for (_, values), index in zip(samples, indices, strict=True) for array in values]
+        result = statistic(*arrays)
+        if isinstance(result, tuple):
+            return result
+        known = ~np.isnan(result)
+        return np.where(known, result, -np.inf), np.where(known, result, np.inf)
+
+    least, most = (float(end) for end in bounds([slice(None)] * len(samples)))
+    if math.isinf(most):
+        return Interval(math.nan)
+    bound = "<" if least < most else ""
+    if not all(has_interval(strata) for strata, _ in samples):
+        return Interval(most, bound=bound)
+    draws = [
+        resample(strata, count=count, generator=numpy_generator(seed, "bootstrap", item=item))
+        for item, (strata, _) in enumerate(samples)
+    ]
+    low, high = (float(end) for end in _quantiles(*bounds(draws)))
+    return Interval(most, low, high, bound)
+
+
+def band(values: Array, strata: Array, *, count: int = 2000, seed: int = 0) -> tuple[Array, Array, Array]:
+    """The averaged curve and its pointwise 95 % band: (runs, evaluations) -> three arrays (evaluations,).
+
+    The band is NaN when a stratum has one run.
+    """
+    mean = mean_curve(values)
+    if not has_interval(strata):
+        return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    draws = resample(strata, count=count, generator=numpy_generator(seed, "bootstrap"))
+    curves = mean_curve(values[draws])  # (count, evaluations)
+    return mean, *_quantiles(curves, curves)
