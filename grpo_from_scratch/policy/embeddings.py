@@ -15,7 +15,6 @@ from grpo_from_scratch.objective.groups import SemanticGroups
 from grpo_from_scratch.policy.logprobs import hidden_states
 from grpo_from_scratch.policy.rollout import Rollout
 
-
 # Where a script writes no spaces (Chinese, Japanese), a character counts as a word, so that replies differ in them.
 WORDS = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
 

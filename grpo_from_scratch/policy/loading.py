@@ -10,11 +10,13 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from grpo_from_scratch.dialogue.corpus import vocabulary
 from grpo_from_scratch.distributed.randomness import key_seed
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<bot>")
+GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 WORD = Regex(r"\w+(?:['’-]\w+)*|[^\w\s]")  # "don't" and "well-known" are one word each
 
 
@@ -105,7 +107,11 @@ def _from_pretrained(name_or_path: str | Path, dtype: torch.dtype):
 
 def _read(name_or_path: str | Path, dtype: torch.dtype, **options):
     options["trust_remote_code"] = False
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+    # A tokenizer that says it is generic is what its tokenizer.json says. AutoTokenizer would rebuild it as the class
+    # usual for the model's architecture, and a word-level tokenizer beside a Qwen2 would silently lose its words.
+    declared = get_tokenizer_config(name_or_path, **options).get("tokenizer_class")
+    reader = PreTrainedTokenizerFast if declared in GENERIC_TOKENIZERS else AutoTokenizer
+    tokenizer = reader.from_pretrained(name_or_path, **options)
     return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, use_safetensors=True, **options), tokenizer
 
 
