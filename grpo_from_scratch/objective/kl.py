@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-LOG_RATIO_LIMIT = 20.0  # exp(20) ≈ 5e8; beyond it a ratio says nothing that a gradient should follow
+LOG_RATIO_LIMIT = 10.0  # exp(10) ≈ 22,000: nothing a gradient should follow lies beyond, and float16 still holds it
 
 
 def log_ratio(logps: Tensor, other_logps: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: str = "k3", *, ratio: Te
         ratio: (B, T) π/π_old *with its gradient*, for "k3_weighted" only.
 
     Returns:
-        (B, T), in float32 at least. k3 is constant beyond a log-ratio of 20.
+        (B, T), in float32 at least. k3 is constant beyond a log-ratio of 10.
 
     Raises:
         ValueError: an unknown kind; "k3_weighted" without a ratio.
