@@ -1,0 +1,193 @@
+"""A preset brought to life: a rollout and its rewards go in, losses come out.
+
+Holds everything an algorithm remembers between steps: the frozen reference, EMA baselines, semantic groups, the critic.
+"""
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from grpo_from_scratch.objective.advantages import compute_advantages, explained_variance, gae, masked_whiten
+from grpo_from_scratch.objective.baselines import EMABaseline
+from grpo_from_scratch.objective.groups import SemanticGroups
+from grpo_from_scratch.objective.loss import policy_loss, value_loss
+from grpo_from_scratch.objective.shaping import token_rewards
+from grpo_from_scratch.objective.surrogates import aggregate
+from grpo_from_scratch.policy.embeddings import TfidfEncoder, hidden_state_embeddings
+from grpo_from_scratch.policy.heads import GRPOPolicy
+from grpo_from_scratch.policy.logprobs import completion_logps, score_completions
+from grpo_from_scratch.policy.rollout import Rollout
+from grpo_from_scratch.training.config import TrainConfig
+
+
+@dataclass
+class Batch:
+    """A rollout with what its rewards say about it. Fixed while the policy takes its passes over it."""
+
+    rollout: Rollout
+    mask: Tensor  # (B, T) bool; an empty row where the reward is missing
+    scores: Tensor  # (B,) what is compared: the rewards, minus the KL to the reference where that is part of them
+    groups: Tensor | None = None  # (B,) ids of who is compared with whom; None with a critic
+    advantages: Tensor | None = None  # (B,), or (B, T) with a critic
+    old_logps: Tensor | None = None  # (B, T); None when the only update is exactly on-policy
+    ref_logps: Tensor | None = None  # (B, T)
+    values: Tensor | None = None  # (B, T), the critic's before its update
+    returns: Tensor | None = None  # (B, T), what the critic learns
+
+    def select(self, rows: Tensor) -> "Batch":
+        """These rows, cut to their longest completion."""
+        rollout = self.rollout.select(rows)
+        width = rollout.completion_ids.shape[1]
+
+        def part(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            return tensor[rows] if tensor.dim() == 1 else tensor[rows, :width]
+
+        names = [name for name in vars(self) if name != "rollout"]
+        return Batch(rollout, **{name: part(getattr(self, name)) for name in names})
+
+
+class Algorithm:
+    """One preset on one policy.
+
+    Args:
+        config: the run's; ``config.preset`` says what is compared with what.
+        model: the policy to train. A frozen copy of it, as it is now, becomes the reference if one is needed: for a KL
+            term, or to embed the replies of semantic groups.
+    """
+
+    def __init__(self, config: TrainConfig, model: nn.Module):
+        preset = config.preset
+        self.config, self.preset, self.model = config, preset, model
+        self.ema = EMABaseline(preset.alpha, preset.ema_init) if preset.baseline == "ema" else None
+        self.groups = SemanticGroups(preset.num_groups, config.seed) if preset.groups == "semantic" else None
+        self.tfidf = TfidfEncoder() if self.groups is not None and config.encoder == "tfidf" else None
+        embeds = self.groups is not None and self.tfidf is None
+        self.reference = copy.deepcopy(model).requires_grad_(False) if preset.kl_coef > 0 or embeds else None
+        self.critic = self._make_critic() if config.uses_critic else None
+
+    def _make_critic(self) -> GRPOPolicy:
+        """A separate critic starts as a copy of the policy's weights; a head sits on the policy itself."""
+        return GRPOPolicy(copy.deepcopy(self.model) if self.config.critic == "separate" else self.model)
+
+    @property
+    def shares_body(self) -> bool:
+        """The critic is a head on the policy, trained by the same backward pass."""
+        return self.critic is not None and self.critic.lm is self.model
+
+    @torch.no_grad()
+    def prepare(self, rollout: Rollout, rewards: Tensor) -> tuple[Batch, dict[str, float]]:
+        """Everything that the updates on this rollout need, and what is worth logging about it.
+
+        Args:
+            rollout: B completions.
+            rewards: (B,) float32; NaN is missing and trains nothing.
+        """
+        preset = self.preset
+        mask = rollout.completion_mask & ~rewards.isnan()[:, None]
+        batch = Batch(rollout, mask, rewards)
+        kl_in_reward = preset.kl_coef > 0 and preset.kl_in == "reward"
+        if kl_in_reward or preset.passes * self.config.minibatches > 1:
+            batch.old_logps = self._old_logps(rollout)
+        if preset.kl_coef > 0:
+            batch.ref_logps = completion_logps(self.reference, rollout)[0]
+        per_token = token_rewards(
+            rewards,
+            mask,
+            logps=batch.old_logps,
+            ref_logps=batch.ref_logps,
+            kl_coef=preset.kl_coef if kl_in_reward else 0.0,
+        )  # (B, T)
+        batch.scores = torch.where(rewards.isnan(), math.nan, per_token.sum(1))
+        return self._judge_by_critic(batch, per_token) if self.critic is not None else self._judge_by_group(batch)
+
+    def _old_logps(self, rollout: Rollout) -> Tensor:
+        """The sampler recorded them already, unless top-p or top-k made it sample from another distribution."""
+        truncated = self.config.top_p < 1 or self.config.top_k > 0
+        return completion_logps(self.model, rollout)[0] if truncated else rollout.logps
+
+    def _judge_by_group(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
+        groups = self._group_ids(batch.rollout)
+        advantages = compute_advantages(self.preset, batch.scores, groups, ema=self.ema)
+        metrics = {"semantic_groups": groups.unique().numel()} if self.groups is not None else {}
+        return replace(batch, groups=groups, advantages=advantages), metrics
+
+    def _group_ids(self, rollout: Rollout) -> Tensor:
+        if self.groups is None:
+            return rollout.prompt_index
+        if self.tfidf is not None:
+            embeddings = self.tfidf.encode(rollout.texts)
+        else:
+            embeddings = hidden_state_embeddings(self.reference, rollout)
+        return self.groups.assign(embeddings).to(rollout.device)
+
+    def _judge_by_critic(self, batch: Batch, per_token: Tensor) -> tuple[Batch, dict[str, float]]:
+        """Generalised advantage estimates, whitened over real tokens.
+
+        The explained variance is that of the value before the first token: what a group mean takes the place of.
+        """
+        preset, mask = self.preset, batch.mask
+        values = torch.where(mask, self.critic.token_values(batch.rollout), 0)  # (B, T)
+        advantages, returns = gae(per_token, values, mask, gamma=preset.gamma, lam=preset.lam)
+        if preset.scale == "batch":
+            advantages = masked_whiten(advantages, mask)
+        ev = explained_variance(values[:, 0], batch.scores, mask[:, 0])
+        return replace(batch, advantages=advantages, values=values, returns=returns), {"ev": ev}
+
+    def finish(self, batch: Batch) -> None:
+        """The policy has learned from the batch: now its rewards may enter what the next batch is compared with."""
+        if self.ema is not None:
+            self.ema.update(batch.scores, batch.groups)
+
+    def loss(self, batch: Batch, *, denominator: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a piece of a minibatch, with the value loss added where the critic is a head on the policy.
+
+        Args:
+            denominator: the whole minibatch's ``loss_denominator``, so that the pieces' gradients add up.
+            tokens: real tokens of the whole minibatch.
+        """
+        scored = score_completions(self.model, batch.rollout, hidden=self.shares_body)
+        loss, metrics = policy_loss(
+            self.preset,
+            logps=scored.logps,
+            old_logps=scored.logps.detach() if batch.old_logps is None else batch.old_logps,
+            advantages=batch.advantages,
+            mask=batch.mask,
+            ref_logps=batch.ref_logps,
+            denominator=denominator,
+        )
+        if self.shares_body:
+            loss = loss + self.config.value_coef * self._value_loss(scored.hidden, batch, tokens)
+        return loss, metrics | {"entropy": aggregate(scored.entropy, batch.mask, "token")}
+
+    def critic_loss(self, batch: Batch, *, tokens: Tensor) -> Tensor:
+        """The value loss alone. A head then learns from fixed states: warm-up must not move the policy."""
+        if self.shares_body:
+            with torch.no_grad():
+                hidden = score_completions(self.model, batch.rollout, entropy=False, hidden=True).hidden
+            return self._value_loss(hidden, batch, tokens)
+        return self._error(self.critic.token_values(batch.rollout), batch, tokens)
+
+    def _value_loss(self, hidden: Tensor, batch: Batch, tokens: Tensor) -> Tensor:
+        return self._error(self.critic.value_head(hidden.float())[..., 0], batch, tokens)
+
+    def _error(self, values: Tensor, batch: Batch, tokens: Tensor) -> Tensor:
+        clip = self.config.value_clip or None
+        return value_loss(values, batch.returns, batch.mask, old_values=batch.values, clip=clip, denominator=tokens)
+
+    def _parts(self) -> dict:
+        critic = self.critic.value_head if self.shares_body else self.critic
+        parts = {"ema": self.ema, "groups": self.groups, "tfidf": self.tfidf, "critic": critic}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def state_dict(self) -> dict:
+        """What a resume needs beside the policy. The reference is not in it: it is what the run began with."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])

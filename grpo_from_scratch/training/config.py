@@ -1,0 +1,144 @@
+"""TrainConfig: every number of a run, checked before anything runs and saved with its results."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_from_scratch.objective.presets import Preset, get_preset
+
+
+def _not_identity(default: Any) -> Any:
+    """A field that may differ between a run and its continuation: it changes no number of the run."""
+    return field(default=default, metadata={"identity": False})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One reinforcement-learning run.
+
+    ``preset`` is the algorithm: a name or a ``Preset`` (``dataclasses.replace(PRESETS["grpo"], kl_coef=0)``).
+    ``model`` is ``"tiny"``, a local Hugging Face folder or a hub id; ``data`` and ``reward`` are the specs that
+    ``dialogue.readers.load_examples`` and ``rewards.parse_reward`` read.
+    """
+
+    preset: Preset | str = "grpo"
+    model: str = "tiny"
+    data: str = "embedded"
+    reward: str = "bleu"
+    out: str = _not_identity("runs/train")
+
+    # One step samples prompts_per_step * group_size completions, then makes preset.passes * minibatches updates.
+    steps: int = 40
+    prompts_per_step: int = 8
+    group_size: int = 8
+    minibatches: int = 1
+    microbatches: int = 1  # each minibatch is run in this many pieces, with the same gradient; more pieces, less memory
+    max_prompt_tokens: int = 256
+    max_new_tokens: int = 24
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    learning_rate: float = 3e-5
+    warmup: float = 0.1  # share of all updates
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+    # Only read when the preset's baseline is "critic".
+    critic: str = "separate"  # a network of its own, or "head": a linear layer on the policy's last hidden state
+    critic_learning_rate: float = 1e-3
+    critic_passes: int = 1
+    critic_warmup: int = 0  # first steps that train the critic alone; their completions count
+    value_clip: float = 0.0  # 0 is off
+    value_coef: float = 0.5  # weight of the value loss when the head shares the policy's optimizer
+
+    encoder: str = "hidden"  # what semantic groups see of a reply: the frozen reference's "hidden" states, or "tfidf"
+
+    seed: int = 0
+    eval_every: int = 5  # steps between held-out evaluations; 0 is never
+    eval_prompts: int = 256
+    eval_split: str = "tuning"
+    checkpoint_every: int = _not_identity(10)  # steps; 0 is never
+    skip_bad: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "preset", get_preset(self.preset))
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for name in (
+            "steps",
+            "prompts_per_step",
+            "group_size",
+            "minibatches",
+            "microbatches",
+            "max_new_tokens",
+            "critic_passes",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, allowed in {
+            "critic": ("separate", "head"),
+            "encoder": ("hidden", "tfidf"),
+            "eval_split": ("tuning", "report"),
+        }.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"warmup is a share of all updates between 0 and 1, not {self.warmup}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be positive, not {self.temperature}: a greedy policy explores nothing")
+        self._check_groups()
+
+    def _check_groups(self):
+        preset = self.preset
+        needs_group = preset.groups == "prompt" and preset.baseline in ("mean", "leave_one_out")
+        if needs_group and self.group_size < 2:
+            raise ValueError(
+                "this preset compares the answers to one prompt with each other, so group_size must be at least 2, not "
+                f"{self.group_size}; with one answer a prompt, take a critic (ppo) or an EMA (cluster_ema)"
+            )
+        if preset.surrogate == "reinforce" and self.minibatches > 1:
+            raise ValueError(
+                "'reinforce' has no ratio to correct for earlier updates: set minibatches to 1 or surrogate to 'clip'"
+            )
+        if self.minibatches * self.microbatches > self.prompts_per_step:
+            raise ValueError(
+                f"minibatches * microbatches = {self.minibatches * self.microbatches} pieces need at least as many "
+                f"prompts a step, and prompts_per_step is {self.prompts_per_step}: groups are never split"
+            )
+
+    @property
+    def total_updates(self) -> int:
+        """Optimizer updates of the policy over the whole run."""
+        warmup = self.critic_warmup if self.uses_critic else 0
+        return max(self.steps - warmup, 0) * self.preset.passes * self.minibatches
+
+    @property
+    def uses_critic(self) -> bool:
+        return self.preset.baseline == "critic"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON; :meth:`from_dict` reads it back."""
+        return dataclasses.asdict(self) | {"betas": list(self.betas)}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> "TrainConfig":
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(saved) - known):
+            raise ValueError(f"unknown settings {', '.join(unknown)}; a TrainConfig has {', '.join(sorted(known))}")
+        preset = saved.get("preset", "grpo")
+        return cls(**saved | {"preset": Preset(**preset) if isinstance(preset, dict) else preset})
+
+    def differences(self, other: "TrainConfig") -> list[str]:
+        """``["steps: 40 there, 60 here", ...]`` for the fields that make two configs two different runs."""
+        lines = []
+        for f in dataclasses.fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if f.metadata.get("identity", True) and mine != theirs:
+                lines.append(f"{f.name}: {theirs} there, {mine} here")
+        return lines
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out)
