@@ -8,6 +8,7 @@ from grpo_from_scratch.evaluation.curves import Interval
 ARTICLE, NAMESAKE = "cluster_ema", "grpo"  # what the article describes, and what the name means
 CLAIMS = (("sample_efficiency", 1.0, 1.8), ("stability", 0.72, 0.89), ("bleu", 0.32, 0.38))  # metric, PPO, GRPO
 UNDEFINED_BY_SOURCE = {"stability"}  # the article gives numbers and no definition
+NOT_MEASURED = "not measured"
 
 
 def side_verdict(metric: str, measured: Interval, claimed: float) -> str:
@@ -15,7 +16,7 @@ def side_verdict(metric: str, measured: Interval, claimed: float) -> str:
     if metric in UNDEFINED_BY_SOURCE:
         return "not comparable: the source does not define it"
     if math.isnan(measured.value):
-        return "not measured"
+        return NOT_MEASURED
     if measured.bound:
         return "not reproduced: never got there" if measured.high < claimed else "not reproduced: too few runs to tell"
     if math.isnan(measured.low):
@@ -28,14 +29,15 @@ def side_verdict(metric: str, measured: Interval, claimed: float) -> str:
 
 
 def joint_verdict(sides: Mapping[tuple[str, str], str]) -> str:
-    """One verdict for (algorithm, difficulty) -> side verdicts."""
-    measured = {where: verdict for where, verdict in sides.items() if verdict != "not measured"}
-    if not measured:
-        return "not measured"
-    verdicts = set(measured.values())
-    if len(verdicts) == 1:
-        return verdicts.pop()
-    held = [
-        f"{algorithm} trains on {difficulty}" for (algorithm, difficulty), v in measured.items() if v == "reproduced"
-    ]
-    return "only when " + " or ".join(held) if held else "not reproduced"
+    """One verdict for (algorithm, data) -> side verdicts, in the shortest words that say where the claim held."""
+    measured = {where: verdict for where, verdict in sides.items() if verdict != NOT_MEASURED}
+    if len(set(measured.values())) <= 1:
+        return next(iter(measured.values()), NOT_MEASURED)
+    held = [where for where, verdict in measured.items() if verdict == "reproduced"]
+    if not held:
+        return "not reproduced"
+    for part, words in enumerate(("the algorithm is", "the data is")):
+        values = sorted({where[part] for where in held})
+        if set(held) == {where for where in measured if where[part] in values}:
+            return f"only when {words} {' or '.join(values)}"
+    return "only when " + " or ".join(f"{algorithm} trains on {data}" for algorithm, data in held)

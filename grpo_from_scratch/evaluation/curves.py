@@ -120,10 +120,14 @@ def final_reward(curve: Array) -> Array:
     return curve[..., -min(LAST, max(curve.shape[-1] - 1, 1)) :].mean(-1)
 
 
+def curve_gain(curve: Array) -> Array:
+    """final − r0: (..., evaluations) -> (...). Subtracted before averaging, so that a flat curve gains exactly 0."""
+    return final_reward(curve - curve[..., :1])
+
+
 def gain(reward: Array) -> Array:
-    """What training added, final − r0 of the averaged curve: (..., runs, evaluations) -> (...)."""
-    curve = mean_curve(reward)
-    return final_reward(curve) - curve[..., 0]
+    """What training added to the averaged curve: (..., runs, evaluations) -> (...)."""
+    return curve_gain(mean_curve(reward))
 
 
 def reach(x: Array, curve: Array, target: Array) -> Array:
@@ -165,11 +169,11 @@ def efficiency(base_x: Array, base_reward: Array, x: Array, reward: Array, *, fr
         algorithm starts above the target, there is nothing to compare: [0, inf].
     """
     base_curve, base_x, curve, x = (mean_curve(values) for values in (base_reward, base_x, reward, x))
-    start = base_curve[..., 0]
-    way = final_reward(base_curve) - start
-    target = start + fraction * way
+    way = curve_gain(base_curve)
+    target = base_curve[..., 0] + fraction * way
     base_need = reach(base_x, base_curve, target)
-    undefined = (way <= 0) | (curve[..., 0] >= target)
+    # Rounding can put the target an ulp above all that the base ever reached.
+    undefined = (way <= 0) | np.isnan(base_need) | (curve[..., 0] >= target)
     need = reach(x, curve, target)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio, bound = base_need / need, base_need / x[..., -1]
@@ -185,7 +189,7 @@ def convergence(x: Array, reward: Array, *, fraction: float = 0.9) -> Array:
     With x in updates this is the convergence step. NaN where nothing was gained.
     """
     curve, x = mean_curve(reward), mean_curve(x)
-    way = final_reward(curve) - curve[..., 0]
+    way = curve_gain(curve)
     return np.where(way > 0, reach(x, curve, curve[..., 0] + fraction * way), np.nan)
 
 

@@ -22,6 +22,7 @@ from grpo_from_scratch.evaluation.table import LEARNED_EV, first_value, last_mea
 README_BEGIN, README_END = "<!-- table: begin (written by `grpo table`) -->", "<!-- table: end -->"
 EV_COLUMN = "critic's EV"
 EMA_STARTS = {"group_first": "the mean of the group's first batch", "global_mean": "the mean of all first rewards"}
+FINAL_NAMES = {"bleu_greedy": "BLEU, greedy", "rouge_l": "ROUGE-L", "fact_accuracy": "facts right", "kl": "KL"}
 METRICS = {"sample_efficiency": "sample efficiency", "stability": "stability", "bleu": "BLEU"}
 
 DEFINITIONS = f"""\
@@ -79,24 +80,27 @@ def main_cells(row: Row) -> dict[str, str]:
     }
 
 
-def more_cells(row: Row) -> dict[str, str]:
-    """Everything else a row knows, as text."""
+def learning_cells(row: Row) -> dict[str, str]:
+    """How it got there: other targets, what stability is made of, when it settled."""
     fractions, components = row["sample_efficiency"]["fractions"], row["stability"]["components"]
     rate = row["learning_rate"]
     return {
         "algorithm": label(row["name"]),
         "learning rate": "—" if rate is None else f"{rate:g}",
-        "at 50 %": interval(fractions["0.5"]),
+        "sample efficiency at 50 %": interval(fractions["0.5"]),
         "at 90 %": interval(fractions["0.9"]),
         "steady over time": interval(components["across_time"]),
-        "steady against falls": interval(components["risk"]),
-        "steady over seeds": interval(components["across_seeds"]),
-        "updates to 90 % of own gain": interval(row["convergence_step"], 0),
-        "BLEU, greedy": number(row["bleu_greedy"], 3),
-        "ROUGE-L": number(row["rouge_l"], 3),
-        "facts right": number(row["fact_accuracy"]),
-        "distinct": number(row["distinct"]),
-        "KL": number(row["kl"]),
+        "against falls": interval(components["risk"]),
+        "over seeds": interval(components["across_seeds"]),
+        "updates to 90 % of its own gain": interval(row["convergence_step"], 0),
+    }
+
+
+def final_cells(row: Row) -> dict[str, str]:
+    """What came out, and what it took."""
+    return {
+        "algorithm": label(row["name"]),
+        **{FINAL_NAMES.get(key, key): number(row[key], 3) for key in row if key not in Row.__annotations__},
         "completions": number(row["completions"], 0),
         "CPU s": number(row["cpu_seconds"], 0),
         "completions per CPU s": number(row["samples_per_second"], 0),
@@ -189,7 +193,10 @@ def warnings(table: Table) -> list[str]:
     """What a reader must know before any number."""
     said = []
     if table["config"]["quick"]:
-        said.append("**Indicative only**: a quick run, with too few seeds and updates to judge a claim.")
+        said.append(
+            "**Indicative only**: a quick run has too few seeds and updates to judge a claim; with two runs an "
+            "interval is little more than the distance between them."
+        )
     rows = [row for part in table["difficulties"].values() for row in part["rows"]]
     if any(row["reward"]["low"] is None for row in rows if row["algorithm"] != "untrained"):
         said.append("A row with a single run on some initial policy has no interval: nothing shows its spread.")
@@ -230,8 +237,10 @@ def _difficulty_section(name: str, part: Difficulty) -> str:
             "### When does a group mean beat a critic?",
             explain(part),
             "At each evaluation:\n\n" + "\n".join(over_time),
-            "### More of each row",
-            markdown_table(more_cells(row) for row in part["rows"]),
+            "### How each row learned",
+            markdown_table(learning_cells(row) for row in part["rows"]),
+            "### What came out, and what it took",
+            markdown_table(final_cells(row) for row in part["rows"]),
         )
     )
 
@@ -251,7 +260,8 @@ def _method(table: Table) -> str:
 
 def render_report(table: Table) -> str:
     """`report.md`."""
-    verdicts = [f"- {METRICS[metric]}: **{verdict}**" for metric, verdict in table["verdicts"].items()]
+    doubt = " (indicative)" if table["config"]["quick"] else ""
+    verdicts = [f"- {METRICS[metric]}: **{verdict}**{doubt}" for metric, verdict in table["verdicts"].items()]
     return "\n\n".join(
         (
             "# PPO against GRPO, measured",

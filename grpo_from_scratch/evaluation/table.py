@@ -4,6 +4,7 @@ The definitions of the statistics are in ``curves``; this file says which runs t
 of what goes in and what comes out are in ``schema``.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ class Runs:
         ):
             if len(seen) > 1:
                 raise ValueError(f"{name}: runs differ in their {what}, {sorted(seen)}; they are not one row.")
+        if taken := sorted(set(results[0]["final"]) & (set(Row.__annotations__) - {"bleu"})):
+            raise ValueError(f"{name}: final has {', '.join(taken)}, which the row computes itself; name it otherwise.")
+        for run, key in itertools.product(results, ("icc", "ev")):
+            if run[key] is not None and len(run[key]) != len(run["evaluations"]):
+                raise ValueError(f"{name}: {len(run[key])} values of {key} for {len(run['evaluations'])} evaluations.")
 
         def curve(key: str) -> Array:
             return np.array([[e[key] for e in run["evaluations"]] for run in results], dtype=float)
@@ -81,7 +87,7 @@ def _over_runs(series: Sequence[Sequence[float | None] | None]) -> list[float | 
     series = [values for values in series if values is not None]
     if not series:
         return None
-    columns = [[v for v in column if v is not None and math.isfinite(v)] for column in zip(*series, strict=True)]
+    columns = [[v for v in column if v is not None] for column in zip(*series, strict=True)]
     return [rounded(sum(column) / len(column)) if column else None for column in columns]
 
 
