@@ -194,6 +194,6 @@ def get_preset(preset: str | Preset) -> Preset:
     name = ALIASES.get(preset, preset)
     if name not in PRESETS:
         known = [*PRESETS, *ALIASES]
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+        nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0)[0]
         raise ValueError(f"there is no preset {preset!r}; nearest is {nearest!r}, all are {', '.join(known)}")
     return PRESETS[name]

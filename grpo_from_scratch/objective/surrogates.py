@@ -88,7 +88,7 @@ def sapo_surrogate(
     for positive advantages and ``tau_neg`` for the others.
     """
     advantages = per_token(advantages, mask)
-    tau = torch.where(advantages > 0, tau_pos, tau_neg)
+    tau = torch.full_like(advantages, tau_neg).masked_fill(advantages > 0, tau_pos)
     gate = torch.sigmoid(tau * (importance_ratio(logps, old_logps, mask) - 1)) * 4 / tau
     return -gate * advantages
 

@@ -31,9 +31,7 @@ def test_group_mean_and_batch_mean_twins(batch):
     rewards, groups = columns(batch)
     expected = [mean(r for r, other in batch if other == group) for _, group in batch]
     torch.testing.assert_close(group_mean(rewards, groups), torch.tensor(expected).double(), equal_nan=True)
-    torch.testing.assert_close(
-        batch_mean(rewards), torch.full_like(rewards, mean(r for r, _ in batch)), equal_nan=True
-    )
+    torch.testing.assert_close(batch_mean(rewards), torch.full_like(rewards, mean(r for r, _ in batch)), equal_nan=True)
 
 
 @given(batches)
@@ -162,7 +160,9 @@ def test_ema_baseline_state_dict_resumes_exactly():
     json.dumps({name: tensor.tolist() for name, tensor in ema.state_dict().items()})
 
 
-@pytest.mark.parametrize("arguments, named", [({"alpha": 1.1}, "alpha"), ({"alpha": -0.1}, "alpha"), ({"init": "0"}, "init")])
+@pytest.mark.parametrize(
+    "arguments, named", [({"alpha": 1.1}, "alpha"), ({"alpha": -0.1}, "alpha"), ({"init": "0"}, "init")]
+)
 def test_ema_baseline_refuses(arguments, named):
     with pytest.raises(ValueError, match=named):
         EMABaseline(**arguments)

@@ -111,7 +111,7 @@ def test_exact_kl_impossible_tokens():
     kl.backward()
     assert kl.item() == pytest.approx(math.log(3 / 2))
     assert logits.grad.isfinite().all()
-    assert float(exact_kl(logits, torch.tensor([0.0, -math.inf, 0.0]))) == pytest.approx(0, abs=1e-7)
+    assert exact_kl(logits.detach(), logits.detach()) == 0
     edge = torch.tensor([60000.0, -60000, 0], dtype=torch.float16)
     assert exact_kl(edge, edge) == 0
     assert exact_kl(torch.zeros(3), torch.tensor([0.0, -math.inf, 0.0])) == math.inf

@@ -173,7 +173,10 @@ def test_state_dict_resumes_exactly(num_groups):
 
 def test_state_dict_is_a_copy_of_tensors():
     groups = SemanticGroups(2)
-    assert {name: tuple(tensor.shape) for name, tensor in groups.state_dict().items()} == {"centers": (0, 0), "ids": (0,)}
+    assert {name: tuple(tensor.shape) for name, tensor in groups.state_dict().items()} == {
+        "centers": (0, 0),
+        "ids": (0,),
+    }
     groups.assign(torch.eye(2))
     state = groups.state_dict()
     assert state["centers"].dtype == torch.float64 and state["ids"].tolist() == [0, 1]

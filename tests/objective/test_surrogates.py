@@ -224,7 +224,9 @@ def test_aggregate_names(how, expected):
     assert float(aggregate(loss, mask, how, max_new_tokens=8)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("how, weights", [("sequence", (0.25, 0.025)), ("token", (1 / 22, 1 / 22)), ("constant", (1 / 50, 1 / 50))])
+@pytest.mark.parametrize(
+    "how, weights", [("sequence", (0.25, 0.025)), ("token", (1 / 22, 1 / 22)), ("constant", (1 / 50, 1 / 50))]
+)
 def test_aggregate_length_bias(how, weights):
     """LOSS-13: wrong answers of 2 and 20 tokens; only 'sequence' lets the long one off."""
     mask = torch.arange(20) < torch.tensor([[2], [20]])
