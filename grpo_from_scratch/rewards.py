@@ -50,8 +50,7 @@ def sentence_bleu(hypothesis: str, references: Sequence[str], *, tokenize: str =
     Raises:
         ValueError: no references, or an unknown tokenizer.
     """
-    if isinstance(references, str) or not references:
-        raise ValueError(f"sentence_bleu needs a list of at least one reference, got {references!r}")
+    _check_references(references)
     split = _bleu_tokenizer(tokenize)
     words, *reference_words = [split(text.rstrip()).split() for text in (hypothesis, *references)]
     counts = Counter(_ngrams(words))
@@ -71,7 +70,12 @@ def sentence_bleu(hypothesis: str, references: Sequence[str], *, tokenize: str =
 
 def chrf(hypothesis: str, references: Sequence[str]) -> float:
     """chrF2 (Popović 2015; sacrebleu), in [0, 1]: character n-grams up to 6, recall twice as heavy; the best reference
-    counts. Needs no tokenizer, so it suits every script."""
+    counts. Needs no tokenizer, so it suits every script.
+
+    Raises:
+        ValueError: no references.
+    """
+    _check_references(references)
     if not hypothesis.strip():
         return 0.0
     return min(_CHRF.sentence_score(hypothesis, list(references)).score / 100, 1.0)
@@ -90,21 +94,8 @@ def words(text: str) -> list[str]:
 
     Plain ASCII text is split as rouge-score does it.
     """
-    text = text.lower()
-    if text.isascii():
-        return re.findall(r"[a-z0-9]+", text)
-    found, current = [], ""
-    for character in text:
-        category = unicodedata.category(character)
-        alone = category == "So" or any(low <= ord(character) <= high for low, high in UNSPACED)
-        if category[0] in "LNM" and not alone:  # letters, digits, and the marks that belong to them
-            current += character
-            continue
-        found += [current] if current else []
-        current = ""
-        if alone and category[0] in "LNMS":
-            found.append(character)
-    return found + ([current] if current else [])
+    text = unicodedata.normalize("NFC", text).lower()  # "é" may be one character or two
+    return re.findall(r"[a-z0-9]+", text) if text.isascii() else "".join(map(_set_apart, text)).split()
 
 
 def bleu_reward(prompts, completions, *, references, **columns) -> list[float]:
@@ -199,7 +190,8 @@ def parse_reward(spec: str) -> Reward:
     """A reward from its name ("bleu") or a weighted sum ("bleu:0.8,facts:0.2"; without a weight, 1).
 
     Raises:
-        ValueError: an unknown name (the nearest are named), a name twice, or a weight that is not a finite number.
+        ValueError: an unknown name (the nearest are named), a name twice, a weight that is not a finite number, or
+            nothing but weights of 0.
     """
     parts: dict[str, float] = {}
     for part in spec.split(","):
@@ -217,6 +209,8 @@ def parse_reward(spec: str) -> Reward:
             raise ValueError(f"the weight of reward {name!r} must be a finite number, got {weight!r}")
     if parts == {spec.strip(): 1.0}:
         return REWARDS[spec.strip()]
+    if not any(parts.values()):
+        raise ValueError(f"every weight in {spec!r} is 0, so no reply would be better than another")
     return WeightedSum(tuple(parts.items()))
 
 
@@ -232,7 +226,8 @@ def score(reward: Reward, prompts: Sequence[str], completions: Sequence[str], co
         float32 of shape (B,); NaN where the reward gave None or NaN.
 
     Raises:
-        ValueError: lists of unequal length, a number of scores other than B, or an infinite score (naming the rows).
+        ValueError: lists of unequal length, a number of scores other than B, a score that is not a number, or an
+            infinite one (naming the rows).
         RuntimeError: the reward raised; names the completion.
     """
     count = len(completions)
@@ -247,11 +242,21 @@ def score(reward: Reward, prompts: Sequence[str], completions: Sequence[str], co
         raise RuntimeError(f"reward {_name(reward)} failed{where}: {type(error).__name__}: {error}") from error
     if len(scores) != count:
         raise ValueError(f"reward {_name(reward)} gave {len(scores)} scores for {count} completions")
-    result = torch.tensor([math.nan if value is None else float(value) for value in scores], dtype=torch.float32)
+    result = torch.tensor([_number(reward, row, value) for row, value in enumerate(scores)], dtype=torch.float32)
     infinite = result.isinf().nonzero()[:, 0].tolist()
     if infinite:
         raise ValueError(f"reward {_name(reward)} gave an infinite score for completions {infinite}; give None instead")
     return result
+
+
+@functools.cache
+def _set_apart(character: str) -> str:
+    """The character as it goes into a word, between blanks if it is a word of its own, or a blank if it is none."""
+    category = unicodedata.category(character)
+    part_of_word = category[0] in "LNM"  # letters, digits, and the marks that belong to them
+    if category == "So" or (part_of_word and any(low <= ord(character) <= high for low, high in UNSPACED)):
+        return f" {character} "
+    return character if part_of_word else " "
 
 
 class _RougeTokenizer:
@@ -267,6 +272,11 @@ def _bleu_tokenizer(name: str) -> Callable[[str], str]:
     if name not in BLEU.TOKENIZERS:
         raise ValueError(f"unknown tokenizer {name!r}; sacrebleu has {', '.join(BLEU.TOKENIZERS)}")
     return BLEU(tokenize=name).tokenizer  # remembers the texts it has split
+
+
+def _check_references(references: Sequence[str]) -> None:
+    if isinstance(references, str) or not references:  # a text would be taken for a list of characters
+        raise ValueError(f"expected a list of at least one reference, got {references!r}")
 
 
 def _ngrams(tokens: list[str]) -> Iterator[tuple[str, ...]]:
@@ -286,6 +296,13 @@ def _weighted_sum(weights: list[float], scores: Sequence[float | None]) -> float
     if kept == 0:
         return None
     return sum(weight * value for weight, value in present) * sum(map(abs, weights)) / kept
+
+
+def _number(reward: Reward, row: int, value) -> float:
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"reward {_name(reward)} gave {value!r} for completion {row}; expected a number") from error
 
 
 def _first_failing(reward: Reward, prompts, completions, columns: dict[str, list]) -> int | None:

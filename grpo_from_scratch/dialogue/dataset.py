@@ -33,8 +33,11 @@ class Example:
     topic: str = ""
 
     def __post_init__(self):
-        if not self.turns or not self.references:
-            raise ValueError("an example needs at least one turn and one reference")
+        for name in ("turns", "references"):
+            if isinstance(getattr(self, name), str) or not getattr(self, name):  # a text is no tuple of characters
+                raise ValueError(
+                    f"an example's {name} must be a tuple of at least one text, got {getattr(self, name)!r}"
+                )
 
 
 def split_of(context: str) -> str:
@@ -77,35 +80,33 @@ def encode_prompt(example: Example, tokenizer: PreTrainedTokenizerBase, max_toke
 
 
 def _fallback(example: Example, tokenizer) -> list[int]:
-    marks = [USER if (len(example.turns) - i) % 2 else BOT for i in range(len(example.turns))]
-    marked = [part for mark, turn in zip(marks, example.turns, strict=True) for part in (mark, turn)]
-    ids = tokenizer(" ".join([*example.background, *marked, BOT])).input_ids  # with BOS where the tokenizer has one
+    marked = [part for pair in zip(_roles(example, USER, BOT), example.turns, strict=True) for part in pair]
+    ids = tokenizer(" ".join([*example.background, *marked, BOT])).input_ids  # with BOS where the tokenizer adds one
     # Some tokenizers close every text with EOS; a prompt goes on.
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
 
 
 def _templated(example: Example, tokenizer) -> list[int]:
-    """Render the chat template; a template without a system role, or one that insists on a user's opening, gets what
-    comes before the first user turn in front of that turn."""
-    roles = ["user" if (len(example.turns) - i) % 2 else "assistant" for i in range(len(example.turns))]
+    """Ids of the rendered chat template. A template without a system role, or one that wants the user to open, gets
+    what stands before the first user turn in front of that turn."""
+    roles = _roles(example, "user", "assistant")
     messages = [{"role": role, "content": turn} for role, turn in zip(roles, example.turns, strict=True)]
-    background = " ".join(example.background)
-    system = [{"role": "system", "content": background}] if background else []
+    system = [{"role": "system", "content": "\n".join(example.background)}] if example.background else []
     first = roles.index("user")
     opening = "\n".join([*example.background, *example.turns[: first + 1]])
     folded = [{"role": "user", "content": opening}, *messages[first + 1 :]]
-    try:
-        return _render(system + messages, tokenizer)
-    except TemplateError:
+    for conversation in (system + messages, folded):
         try:
-            return _render(folded, tokenizer)
+            # The template writes BOS itself: tokenizing its text a second time would add another.
+            return tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
         except TemplateError as error:
-            raise ValueError(f"the tokenizer's chat template refuses this conversation: {error}") from error
+            refusal = error
+    raise ValueError(f"the tokenizer's chat template refuses this conversation: {refusal}") from refusal
 
 
-def _render(messages: list[dict], tokenizer) -> list[int]:
-    # The template writes BOS itself; tokenizing here, and not from text, keeps a second one out.
-    return tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+def _roles(example: Example, user: str, bot: str) -> list[str]:
+    """Who says each turn: they alternate, and the last one is the user's."""
+    return [user if (len(example.turns) - i) % 2 else bot for i in range(len(example.turns))]
 
 
 def encode_reply(reply: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -50,7 +50,7 @@ def load_examples(
     if spec == "chitchat":
         return list(islice(read_chitchat(split), count))
     if name == "jsonl" and detail:
-        return _load_jsonl(Path(detail), split, count, skip_bad)
+        return _load_jsonl(Path(detail).expanduser(), split, count, skip_bad)
     nearest = difflib.get_close_matches(spec, SPECS, n=3) or SPECS
     raise ValueError(f"unknown data {spec!r}; the nearest valid: {', '.join(nearest)}")
 
