@@ -17,15 +17,15 @@ def side_verdict(metric: str, measured: Interval, claimed: float) -> str:
         return "not comparable: the source does not define it"
     if math.isnan(measured.value):
         return NOT_MEASURED
-    if measured.bound:
-        return "not reproduced: never got there" if measured.high < claimed else "not reproduced: too few runs to tell"
     if math.isnan(measured.low):
         return "not reproduced: too few runs for an interval"
     if measured.low > 1:
         return "reproduced" if measured.high >= claimed else "not reproduced: a smaller gain"
-    if measured.high < 1:
-        return "not reproduced: the opposite"
-    return "not reproduced: no clear gain" if measured.high < claimed else "not reproduced: too few runs to tell"
+    if measured.high >= claimed:
+        return "not reproduced: too few runs to tell"
+    if measured.bound:
+        return "not reproduced: never got there"
+    return "not reproduced: " + ("the opposite" if measured.high < 1 else "no clear gain")
 
 
 def joint_verdict(sides: Mapping[tuple[str, str], str]) -> str:

@@ -129,7 +129,7 @@ def curves_figure(table: Table) -> Figure:
     Lines are interquartile means over runs, shades their 95 % bands. The ground stays white in dark mode, so every
     contrast holds there too.
     """
-    parts = {name: part for name, part in table["difficulties"].items() if part["curves"]}
+    parts = table["difficulties"]
     figure = Figure(figsize=(9.6, 0.5 + 3.4 * len(parts)), layout="constrained", facecolor="white")
     panels = figure.subplots(len(parts), 2, sharey="row", squeeze=False)
     for (name, part), (left, right) in zip(parts.items(), panels, strict=True):

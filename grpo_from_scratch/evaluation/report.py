@@ -140,8 +140,8 @@ def explain(part: Difficulty) -> str:
     return " ".join(
         (
             "A group mean is a critic nobody has to train: it removes the share of the reward's variance that lies "
-            f"between prompts, the ICC, which was {number(start)} at the fine-tuned policy and "
-            f"{number(last_mean(part['icc']))} over the last evaluations.",
+            f"between prompts, the ICC, which was {number(start)} over the first updates of the fine-tuned policy and "
+            f"{number(last_mean(part['icc']))} over the last.",
             "At a fixed policy and shape, with unbiased scaling, a global constant baseline has about "
             f"(1 − 1/G)/(1 − ICC) = {number(part['noise_ratio_to_constant'])} times the gradient noise of a mean over "
             f"G = {group} answers, if score norms are unrelated to reward and prompt and noise dominates; so at equal "

@@ -20,8 +20,9 @@ class RunResult(TypedDict):
     seed: int
     evaluations: list[Evaluation]  # the first before any update
     final: dict[str, float | None]  # bleu, bleu_greedy, rouge_l, fact_accuracy, distinct, kl, …; None: not defined here
-    icc: list[float | None] | None  # one for each evaluation; None where a prompt has one completion
-    ev: list[float | None] | None  # the critic's explained variance, likewise; None without a critic
+    icc: list[float | None] | None  # one for each evaluation, as of the updates since the last; None: not known
+    ev: list[float | None] | None  # the critic's explained variance, likewise; both None for a row without any
+    cpu_seconds: float  # of the whole run, measuring included
     config: dict[str, Any]  # TrainConfig.to_dict(); read: prompts_per_step, group_size, learning_rate, preset
 
 
@@ -96,7 +97,7 @@ class Difficulty(TypedDict):
     icc: list[float | None] | None  # of the grpo row, one for each evaluation
     ev: list[float | None] | None  # of the headline PPO
     group_size: int | None  # the one icc was measured with
-    noise_ratio_to_constant: float | None  # first-order, at the first evaluation's icc
+    noise_ratio_to_constant: float | None  # first-order, at the first icc
     first_order_noise_ratio: float | None  # against the headline's critic, at its EV over the last three evaluations
     curves: dict[str, CurveJSON]
 

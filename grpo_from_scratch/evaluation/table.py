@@ -267,6 +267,8 @@ def build_table(
     Raises:
         ValueError: a row whose runs do not belong together, or a curve with a missing value.
     """
+    if not results:
+        raise ValueError("No difficulty to build a table from.")
     difficulties = {name: build_difficulty(name, runs) for name, runs in results.items()}
     verdicts = {
         metric: joint_verdict(
