@@ -44,8 +44,8 @@ def gate(r, a):
     return -a * 4 / tau / (1 + math.exp(-tau * (r - 1)))
 
 
-# Each preset once more, from its paper: a token's loss from its ratio, its sequence's ratio, its advantage, its log-prob;
-# the coefficient of k3 in the loss; how tokens are averaged.
+# Each preset once more, from its paper: a token's loss from its ratio, its sequence's ratio, its advantage and its
+# log-prob; the coefficient of k3 in the loss; how tokens are averaged.
 PAPERS = {
     "grpo": (lambda r, s, a, lp: clipped(r, a, 0.2, 0.2), 0.04, "sequence"),
     "dr_grpo": (lambda r, s, a, lp: clipped(r, a, 0.2, 0.2), 0, "constant"),
