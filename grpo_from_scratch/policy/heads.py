@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from grpo_from_scratch.policy.loading import load_policy
-from grpo_from_scratch.policy.logprobs import evaluating, hidden_states, positions
+from grpo_from_scratch.policy.logprobs import hidden_states
+from grpo_from_scratch.policy.modules import evaluating, positions
 from grpo_from_scratch.policy.rollout import Rollout
 
 

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from grpo_from_scratch.distributed.randomness import completion_uniforms
-from grpo_from_scratch.policy.logprobs import evaluating, positions, unwrap
+from grpo_from_scratch.policy.modules import evaluating, positions, unwrap
+from grpo_from_scratch.policy.packing import PackedDecoder
 from grpo_from_scratch.policy.rollout import Rollout, decode, pad_prompts
+from grpo_from_scratch.policy.shared_prefix import shares_prefix
 
 
 @torch.no_grad()
@@ -64,7 +66,9 @@ def sample(
     logps = torch.zeros(rows, max_new_tokens, device=device)
     live = torch.arange(rows, device=device)
     with evaluating(lm):
-        decoder = CachedDecoder(lm, prompt_ids, prompt_mask, prompt_index)
+        decoder = (PackedDecoder if shares_prefix(lm) else CachedDecoder)(
+            lm, prompt_ids, prompt_mask, prompt_index, max_new_tokens
+        )
         logits = decoder.prefill()[prompt_index]  # (B, V)
         for t in range(max_new_tokens):
             drawn, logps[live, t] = draw(logits, uniforms[live, t], temperature=temperature, top_p=top_p, top_k=top_k)
@@ -95,7 +99,9 @@ def sample(
 class CachedDecoder:
     """Next-token logits through the model's own key/value cache: prompts once, their cache repeated for the group."""
 
-    def __init__(self, lm: nn.Module, prompt_ids: Tensor, prompt_mask: Tensor, prompt_index: Tensor):
+    def __init__(
+        self, lm: nn.Module, prompt_ids: Tensor, prompt_mask: Tensor, prompt_index: Tensor, max_new_tokens: int
+    ):
         self.lm, self.prompt_ids, self.mask, self.prompt_index = lm, prompt_ids, prompt_mask, prompt_index
         self.cache = DynamicCache(config=lm.config)
 

@@ -5,6 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_from_scratch.policy.loading import new_tiny_policy
+from grpo_from_scratch.policy.shared_prefix import shared_prefix
 
 torch.set_num_threads(1)
 
@@ -35,3 +36,10 @@ def byte_tokenizer():
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+
+
+@pytest.fixture(params=["packed", "padded"])
+def path(request):
+    """The same test with each prompt computed once per group, and once per completion."""
+    with shared_prefix(request.param == "packed"):
+        yield request.param

@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 from families import model_of, random_rollout, unpadded
 from hypothesis import given, settings
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 
 from grpo_from_scratch.policy.embeddings import TfidfEncoder, group_responses, hidden_state_embeddings, mean_hidden
 from grpo_from_scratch.policy.logprobs import score_completions
+
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def test_encode_equals_formula():

@@ -6,6 +6,8 @@ from families import model_of, plain_scores, random_rollout, unpadded
 
 from grpo_from_scratch.policy.heads import GRPOPolicy
 
+pytestmark = pytest.mark.usefixtures("path")
+
 
 @pytest.fixture(scope="module")
 def ragged():

@@ -11,12 +11,15 @@ from torch import nn
 
 from grpo_from_scratch.policy.logprobs import (
     completion_logps,
-    evaluating,
     hidden_states,
     score_completions,
     token_entropy,
 )
+from grpo_from_scratch.policy.modules import evaluating
 from grpo_from_scratch.policy.sampling import sample
+from grpo_from_scratch.policy.shared_prefix import shared_prefix, supported
+
+pytestmark = pytest.mark.usefixtures("path")
 
 
 class Bigram(nn.Module):
@@ -32,6 +35,12 @@ class Bigram(nn.Module):
     def forward(self, input_ids, attention_mask, use_cache, logits_to_keep=0):
         logits = self.table[input_ids]
         return SimpleNamespace(logits=logits[:, -logits_to_keep:] if self.keeps else logits)
+
+
+def padded_logps(model, rollout):
+    """A toy is no Hugging Face model with an attention to pack."""
+    with shared_prefix(False):
+        return completion_logps(model, rollout)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +100,7 @@ def test_completion_logps_bigram(keeps):
     rollout = replace(
         random_rollout([2], [[2]]), prompt_ids=torch.tensor([[0, 1]]), completion_ids=torch.tensor([[2, 3]])
     )
-    logps, _ = completion_logps(Bigram(table, keeps=keeps), rollout)
+    logps, _ = padded_logps(Bigram(table, keeps=keeps), rollout)
     expected = table.log_softmax(-1)
     torch.testing.assert_close(logps, torch.stack([expected[1, 2], expected[2, 3]])[None], atol=1e-6, rtol=0)
 
@@ -103,7 +112,7 @@ def test_completion_logps_temperature():
         prompt_ids=torch.tensor([[0]]),
         completion_ids=torch.tensor([[0], [1], [2]]),
     )
-    logps, _ = completion_logps(Bigram(torch.tensor([[2.0, 1.0, 0.0]])), rollout)
+    logps, _ = padded_logps(Bigram(torch.tensor([[2.0, 1.0, 0.0]])), rollout)
     torch.testing.assert_close(logps[:, 0], torch.tensor([-0.1429, -2.1429, -4.1429]), atol=5e-5, rtol=0)
 
 
@@ -118,7 +127,7 @@ def test_completion_logps_half_precision(dtype):
     stored = (3 * torch.randn(1, 50257, generator=torch.Generator().manual_seed(0))).to(dtype)
     rollout = random_rollout([1], [[1]])
     rollout = replace(rollout, prompt_ids=torch.zeros_like(rollout.prompt_ids))
-    logps, entropy = completion_logps(Bigram(stored), rollout)
+    logps, entropy = padded_logps(Bigram(stored), rollout)
     expected = stored.float().log_softmax(-1)[0, rollout.completion_ids[0, 0]]
     assert logps.dtype == entropy.dtype == torch.float32
     assert (logps[0, 0] - expected).abs() < 1e-5
@@ -160,7 +169,7 @@ def test_score_completions_nan_behind_mask():
         rollout, prompt_ids=torch.ones(2, 1, dtype=torch.long), completion_ids=torch.ones(2, 3, dtype=torch.long)
     )
     bigram = Bigram(table)
-    logps, _ = completion_logps(bigram, rollout)
+    logps, _ = padded_logps(bigram, rollout)
     logps.sum().backward()
     torch.testing.assert_close(logps, torch.where(rollout.completion_mask, -torch.tensor(4.0).log(), 0))
     assert bigram.table.grad[1:].isfinite().all()
@@ -209,6 +218,7 @@ def test_completion_logps_gradient_checkpointing(dropped_out, ragged, reentrant)
     plain = copy.deepcopy(dropped_out)
     dropped_out.activation_checkpointing_enable({"use_reentrant": reentrant})
     dropped_out.enable_input_require_grads()
+    assert supported(dropped_out)  # found out by forward passes of its own, which are not to be counted
     forwards = []
     dropped_out.transformer.h[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
     for model in (dropped_out, plain):

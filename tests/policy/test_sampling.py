@@ -13,6 +13,8 @@ from grpo_from_scratch.policy.loading import load_policy, new_tiny_policy, save_
 from grpo_from_scratch.policy.logprobs import completion_logps
 from grpo_from_scratch.policy.sampling import cut, draw, sample
 
+pytestmark = pytest.mark.usefixtures("path")
+
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15]]
 logit_rows = st.lists(st.floats(-6, 6, width=32), min_size=2, max_size=8)
 
