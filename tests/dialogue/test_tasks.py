@@ -10,7 +10,8 @@ def test_sort_digits_reference_is_the_sorted_question(split):
         command, *digits = example.turns[0].split()
         assert command == "sort"
         assert example.references == (" ".join(sorted(digits)),)
-        assert 3 <= len(digits) <= 4
+        assert len(digits) == 3
+        assert set(digits) <= set("0123456789")
 
 
 def test_sort_digits_splits_share_no_answer():
@@ -25,11 +26,16 @@ def test_sort_digits_count_and_seed():
     assert sort_digits("train", count=10, seed=1) != sort_digits("train", count=10)
 
 
-def test_sort_digits_lengths():
-    lengths = {len(example.references[0].split()) for example in sort_digits("train", min_digits=2, max_digits=5)}
-    assert lengths == {2, 3, 4, 5}
-    for low, high in ((0, 3), (4, 3)):
-        with pytest.raises(ValueError, match="1 <= min_digits <= max_digits"):
-            sort_digits("train", min_digits=low, max_digits=high)
+@pytest.mark.parametrize("split", SPLITS)
+def test_sort_digits_has_as_many_digits_as_asked(split):
+    for digits in (2, 5):
+        assert {len(example.references[0].split()) for example in sort_digits(split, count=20, digits=digits)} == {
+            digits
+        }
+
+
+def test_sort_digits_refuses():
+    with pytest.raises(ValueError, match="at least 2 digits"):
+        sort_digits("train", digits=1)
     with pytest.raises(ValueError, match="train, tuning, report"):
         sort_digits("test")
