@@ -1,0 +1,307 @@
+"""The ``grpo`` command."""
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import print as rich_print
+from tqdm import tqdm
+from transformers.utils.logging import disable_progress_bar
+
+from grpo_from_scratch.dialogue.corpus import DIFFICULTIES
+from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS, QUICK_ROWS, ROWS, Experiment, run_experiment
+from grpo_from_scratch.evaluation.measure import measure
+from grpo_from_scratch.evaluation.report import provenance, terminal_tables
+from grpo_from_scratch.evaluation.sweep import run_sweep
+from grpo_from_scratch.evaluation.text import perplexity
+from grpo_from_scratch.objective.presets import PRESETS, Preset, get_preset
+from grpo_from_scratch.policy.loading import load_policy, save_policy
+from grpo_from_scratch.training.config import TrainConfig
+from grpo_from_scratch.training.sft import SFTConfig, fine_tuned_policy
+from grpo_from_scratch.training.trainer import RLTrainer
+
+TASKS = ("sort_digits",)
+TINY_RATE, LARGE_RATE = 1e-3, 3e-5
+
+app = typer.Typer(
+    help="Group Relative Policy Optimization from scratch: measure it against PPO, train with it, judge the result.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+Workers = Annotated[int, typer.Option(help="Runs at a time, each on one core.", min=1)]
+Data = Annotated[
+    str, typer.Option(help="embedded[:mixed|even|hidden|0.3], sort_digits, jsonl:FILE or chitchat.", metavar="SPEC")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines of a data file, and say how many.")]
+Threads = Annotated[int, typer.Option(help="Torch threads; two are often slower than one on a busy machine.", min=1)]
+CORES = os.cpu_count() or 1
+
+
+@app.command()
+def table(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two minutes: 3 rows, 2 seeds, 20 steps, indicative only.")
+    ] = False,
+    difficulty: Annotated[
+        str,
+        typer.Option(help="mixed, even, hidden, a share of hard contexts such as 0.3, several (mixed,even), or all."),
+    ] = "",
+    data: Data = "embedded",
+    algorithms: Annotated[str, typer.Option(help=f"Rows, separated by commas, of {', '.join(ROWS)}.")] = "",
+    seeds: Annotated[
+        int, typer.Option(help="Runs a row; by default 10 (quick: 2), half on each initial policy.", min=0)
+    ] = 0,
+    workers: Workers = CORES,
+    out: Annotated[Path, typer.Option(help="Folder of the result; an interrupted table goes on from there.")] = Path(
+        "runs/table"
+    ),
+    skip_bad: SkipBad = False,
+) -> None:
+    """Measure PPO against GRPO: sample efficiency, stability, BLEU.
+
+    Writes **table.json**, **report.md** and **curves.png**. Every row has the same initial policies, completions and KL
+    coefficient, and its own learning rate, from the committed sweep (`grpo sweep`).
+    """
+    with plain_errors():
+        experiment = Experiment(
+            data=data,
+            difficulties=_difficulties(difficulty or ("mixed" if quick else "mixed,even")),
+            rows=tuple(algorithms.split(",")) if algorithms else (QUICK_ROWS if quick else tuple(ROWS)),
+            seeds=seeds or (2 if quick else 10),
+            sft_seeds=1 if quick or seeds == 1 else 2,
+            steps=20 if quick else 40,
+            quick=quick,
+            skip_bad=skip_bad,
+        )
+        made = run_experiment(experiment, out, workers=workers)
+    for shown in terminal_tables(made):
+        rich_print(shown)
+    typer.echo(provenance(made))
+    typer.echo(f"Report: {out / 'report.md'}")
+
+
+@app.command()
+def sweep(
+    difficulty: Annotated[str, typer.Option(help="As for table.")] = "mixed,even",
+    algorithms: Annotated[str, typer.Option(help="As for table.")] = "",
+    data: Data = "embedded",
+    seeds: Annotated[int, typer.Option(help="Tuning runs for each setting.", min=1)] = 2,
+    steps: Annotated[int, typer.Option(help="Steps of each run.", min=1)] = 40,
+    workers: Workers = CORES,
+    out: Annotated[Path, typer.Option(help="Folder of sweep.json and its runs.")] = Path("runs/sweep"),
+) -> None:
+    """Search each row's learning rate, passes and critic on tuning seeds and tuning dialogues.
+
+    The result, **sweep.json**, is committed as `grpo_from_scratch/evaluation/sweep.json`, where `grpo table` reads it.
+    """
+    with plain_errors():
+        experiment = Experiment(
+            difficulties=_difficulties(difficulty),
+            rows=tuple(algorithms.split(",")) if algorithms else tuple(ROWS),
+            data=data,
+            seeds=seeds,
+            sft_seeds=min(2, seeds),
+            steps=steps,
+            eval_every=5,
+        )
+        found = run_sweep(experiment, out, workers=workers)
+    for name, rows in found["difficulties"].items():
+        for row, result in rows.items():
+            typer.echo(f"{name:8} {row:12} {json.dumps(result['settings'])}")
+    typer.echo(f"Written: {out / 'sweep.json'}")
+
+
+@app.command()
+def train(
+    preset: Annotated[str, typer.Option(help=f"The algorithm: {', '.join(PRESETS)}.")] = "grpo",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A Hugging Face folder or hub id; tiny: a new 0.3 M model. Default: tiny, fine-tuned on the data."
+        ),
+    ] = "",
+    data: Data = "embedded",
+    task: Annotated[str, typer.Option(help=f"A verifiable task instead of data and reward: {', '.join(TASKS)}.")] = "",
+    reward: Annotated[
+        str, typer.Option(help="bleu, chrf, rouge_l, facts, … or a weighted sum: bleu:0.8,facts:0.2.")
+    ] = "bleu",
+    steps: Annotated[int, typer.Option(help="Rollouts to learn from.", min=1)] = 40,
+    prompts: Annotated[int, typer.Option(help="Prompts a step.", min=1)] = 8,
+    group_size: Annotated[int, typer.Option(help="Completions of each prompt.", min=1)] = 8,
+    learning_rate: Annotated[
+        float, typer.Option(help=f"0: {TINY_RATE} for tiny models, {LARGE_RATE} for others.", min=0)
+    ] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest completion.", min=1)] = MAX_NEW_TOKENS,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    threads: Threads = 1,
+    skip_bad: SkipBad = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run; the same command goes on with an interrupted run.")
+    ] = Path("runs/train"),
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Any other setting of TrainConfig or Preset; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Train a policy by reinforcement learning.
+
+    Writes **config.json**, **metrics.jsonl**, checkpoints, and the trained **policy/** as a Hugging Face folder.
+    """
+    with plain_errors():
+        torch.set_num_threads(threads)
+        if task:
+            if task not in TASKS:
+                raise ValueError(f"there is no task {task!r}; there is {', '.join(TASKS)}")
+            data, reward, model = task, task, model or "tiny"
+        tiny = model in ("", "tiny")
+        if not model:
+            model = str(_fine_tune(SFTConfig(data=data, max_new_tokens=max_new_tokens, skip_bad=skip_bad)))
+        settings = {
+            "preset": preset,
+            "model": model,
+            "data": data,
+            "reward": reward,
+            "steps": steps,
+            "prompts_per_step": prompts,
+            "group_size": group_size,
+            "learning_rate": learning_rate or (TINY_RATE if tiny else LARGE_RATE),
+            "max_new_tokens": max_new_tokens,
+            "seed": seed,
+            "skip_bad": skip_bad,
+            "out": str(out),
+        }
+        config = with_settings(settings, set_ or [])
+        with tqdm(total=config.steps, desc=f"training with {preset}", unit="step") as bar:
+            trainer = RLTrainer(config, on_step=lambda row: _show(bar, row))
+            bar.update(trainer.progress.step)
+            result = trainer.train()
+        save_policy(result.model, result.tokenizer, out / "policy")
+    rewards = [row["eval_reward"] for row in result.evaluations]
+    if rewards:
+        typer.echo(f"held-out reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
+    typer.echo(f"Policy: {out / 'policy'}   metrics: {out / 'metrics.jsonl'}")
+
+
+@app.command()
+def sft(
+    data: Data = "embedded",
+    model: Annotated[str, typer.Option(help="tiny, a Hugging Face folder or a hub id.")] = "tiny",
+    steps: Annotated[int, typer.Option(help="Updates.", min=1)] = SFTConfig.steps,
+    learning_rate: Annotated[
+        float, typer.Option(help=f"0: {SFTConfig.learning_rate} for tiny, {LARGE_RATE} for others.", min=0)
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of the weights and the order of the data.")] = 0,
+    threads: Threads = 1,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Fine-tune a policy on the data's replies. The result is kept in the user's cache, so it is paid for once."""
+    with plain_errors():
+        torch.set_num_threads(threads)
+        rate = learning_rate or (SFTConfig.learning_rate if model == "tiny" else LARGE_RATE)
+        config = SFTConfig(model=model, data=data, steps=steps, learning_rate=rate, seed=seed, skip_bad=skip_bad)
+        typer.echo(f"Policy: {_fine_tune(config)}")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder or hub id.")],
+    data: Data = "embedded",
+    split: Annotated[str, typer.Option(help="report or tuning: held-out dialogues.")] = "report",
+    count: Annotated[int, typer.Option(help="At most so many dialogues.", min=1)] = 500,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest reply.", min=1)] = MAX_NEW_TOKENS,
+    seed: Annotated[int, typer.Option(help="Of the sampled replies.")] = 0,
+    threads: Threads = 1,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Measure a policy on held-out dialogues: BLEU, ROUGE-L, facts, distinct-2, and the references' perplexity."""
+    with plain_errors():
+        torch.set_num_threads(threads)
+        policy, tokenizer = load_policy(model)
+        examples = load_examples(data, split, count=count, skip_bad=skip_bad)
+        found = measure(
+            policy,
+            tokenizer,
+            examples,
+            max_new_tokens=max_new_tokens,
+            max_prompt_tokens=TrainConfig.max_prompt_tokens,
+            seed=seed,
+        )
+        found["perplexity"] = perplexity(policy, tokenizer, [example.references[0] for example in examples])
+    for name, value in found.items():
+        if value is not None:
+            typer.echo(f"{name:14} {value:.4f}")
+
+
+def with_settings(settings: dict[str, Any], assignments: list[str]) -> TrainConfig:
+    """A TrainConfig from these settings and ``NAME=VALUE`` texts, which name fields of TrainConfig or of Preset.
+
+    Raises:
+        ValueError: an unknown name, or a value that does not fit.
+    """
+    preset_fields = {f.name for f in dataclasses.fields(Preset)}
+    config_fields = {f.name for f in dataclasses.fields(TrainConfig)}
+    changes = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or name not in preset_fields | config_fields:
+            names = ", ".join(sorted(preset_fields | config_fields))
+            raise ValueError(f"--set takes NAME=VALUE, got {assignment!r}; the names are {names}")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        (changes if name in preset_fields else settings)[name] = value
+    preset = dataclasses.replace(get_preset(settings["preset"]), **changes)
+    return TrainConfig(**settings | {"preset": preset})
+
+
+def _difficulties(text: str) -> tuple[str, ...]:
+    names = DIFFICULTIES if text == "all" else tuple(name.strip() for name in text.split(","))
+    for name in names:
+        load_examples(f"embedded:{name}", "report", count=1)  # refuses an unknown one before anything runs
+    return names
+
+
+def _fine_tune(config: SFTConfig) -> Path:
+    with tqdm(total=config.steps, desc="fine-tuning (once: it is cached)", unit="step") as bar:
+        return fine_tuned_policy(config, on_step=lambda step, loss: (bar.update(), bar.set_postfix(loss=f"{loss:.3f}")))
+
+
+def _show(bar: tqdm, row: dict) -> None:
+    if row["step"]:
+        bar.update()
+    shown = {"reward": row.get("reward_mean"), "held-out": row.get("eval_reward")}
+    bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items() if value is not None})
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """What a user can mend is said in a sentence, without a traceback; Ctrl-C says how to go on."""
+    disable_progress_bar()  # transformers' own, of loading weights
+    warnings.showwarning = lambda message, *_, **__: typer.echo(f"note: {message}", err=True)
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("\nStopped. What is done is kept: the same command goes on from there.", err=True)
+        raise typer.Exit(130) from None
+    except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
+        if os.environ.get("GRPO_TRACEBACK"):
+            raise
+        typer.echo(f"grpo: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def main() -> None:
+    app()
