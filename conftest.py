@@ -1,11 +1,11 @@
 """Make ``pytest --nbval`` judge a stored notebook by what its reader sees.
 
-nbval compares raw kernel messages. Every front end, and nbclient, which stores our outputs, does more with them:
-``clear_output`` and updated displays change what is shown, what is printed inside an ipywidgets ``Output`` belongs to
-the widget, a trailing semicolon hides a value. Here nbval does the same. It is stricter than nbval about cells that
-were never run, pictures that are gone and everything ``grpo_from_scratch.course.notebooks check`` finds, and it
-compares numbers to a tolerance, since low bits differ between CPUs. It replaces nbval's own classes, so nbval is
-pinned; tests/course/test_nbval.py holds all of it.
+nbval compares raw kernel messages. Every front end, and our ``store``, does more with them: ``clear_output`` and
+updated displays change what is shown, what is printed inside an ipywidgets ``Output`` belongs to the widget, a trailing
+semicolon hides a value. Here nbval does the same. It is stricter than nbval about cells that were never run, pictures
+that are gone and everything ``python -m grpo_from_scratch.course.notebooks check`` finds, and it compares numbers to a
+tolerance, since low bits differ between CPUs. It replaces nbval's own classes, so nbval is pinned;
+tests/course/test_notebooks.py holds all of it.
 """
 
 import os
@@ -20,7 +20,7 @@ import nbval.kernel
 import nbval.plugin
 import pytest
 
-from grpo_from_scratch.course.notebooks import kernel_environment, problems
+from grpo_from_scratch.course.notebooks import is_idle, kernel_environment, problems, settled
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are slower than one on a loaded machine
 
@@ -28,7 +28,6 @@ RTOL, ATOL = 1e-3, 1e-6
 # a number with a point or an exponent, and the spaces before it: "[ 0.00" and "[-0.00" differ by a sign of nothing
 NUMBER = re.compile(r"(?<![\w.]) *[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e[-+]?\d))(?:e[-+]?\d+)?(?!\w)")
 PNG = "iVBORw0KGgo"  # how a PNG begins in base64
-SHOWN = ("stream", "display_data", "execute_result")
 
 
 class Text(str):
@@ -49,37 +48,6 @@ class Text(str):
         return equal if equal is NotImplemented else not equal
 
 
-def settled(messages: list[dict]) -> list[dict]:
-    """One cell's messages as a front end leaves them: output of widgets taken out, clearing and updates carried out."""
-    kept, capturing, clear_next, displays = [], set(), False, {}
-    for message in messages:
-        kind, content = message["msg_type"], message["content"]
-        if kind in ("comm_open", "comm_msg"):
-            state = (content.get("data") or {}).get("state") or {}
-            if "msg_id" in state:  # an Output widget starts to capture (an id) or stops ("")
-                (capturing.add if state["msg_id"] else capturing.discard)(content["comm_id"])
-        elif capturing and kind in (*SHOWN, "clear_output"):
-            continue
-        elif kind == "update_display_data":
-            if shown := displays.get(content["transient"]["display_id"]):
-                shown["data"] = content["data"]
-        elif kind == "clear_output" and content.get("wait"):
-            clear_next = True
-        else:
-            if kind == "clear_output" or (clear_next and kind in SHOWN):
-                kept = [m for m in kept if m["msg_type"] not in SHOWN]
-                clear_next = False
-            if display := (content.get("transient") or {}).get("display_id"):
-                displays[display] = content
-            if kind != "clear_output":
-                kept.append(message)
-    return kept
-
-
-def is_idle(message: dict) -> bool:
-    return message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
-
-
 class Kernel(nbval.kernel.RunningKernel):
     """A kernel in the environment notebooks are stored in; a cell's messages are handed over once they have settled."""
 
@@ -94,12 +62,6 @@ class Kernel(nbval.kernel.RunningKernel):
             stderr=subprocess.DEVNULL,
         )
         self._ensure_iopub_up()
-
-    def _ensure_iopub_up(self):
-        try:
-            super()._ensure_iopub_up()
-        except RuntimeError:  # a few kernels in a hundred never answer their first request
-            super()._ensure_iopub_up()
 
     def get_message(self, stream, timeout=None):
         if stream != "iopub":

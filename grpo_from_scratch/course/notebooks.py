@@ -16,10 +16,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty
 
 import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from jupyter_client.manager import start_new_kernel
+from nbformat.v4 import output_from_msg
 
 MAX_BYTES = 1_000_000  # GitHub stops rendering notebooks of a few MB; diffs suffer long before
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -35,6 +36,11 @@ MACHINE_PATH = re.compile(
     r"(?<![\w.:/])/(?:home|root|Users|tmp|work|opt|private|var|usr|mnt|srv)/[\w.-]+|\b[A-Za-z]:\\+\w+|file://\S+"
 )
 ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,16}\b")
+SHOWN = ("stream", "display_data", "execute_result")  # the kernel's messages that a reader sees
+
+
+class CellFailed(Exception):
+    """A cell raised, or its kernel died or took too long."""
 
 
 def kernel_environment(folder: Path) -> dict[str, str]:
@@ -54,32 +60,100 @@ def kernel_environment(folder: Path) -> dict[str, str]:
     )
 
 
-def execute(notebook: nbformat.NotebookNode, folder: Path, *, timeout: int = 600) -> nbformat.NotebookNode:
+def execute(notebook: nbformat.NotebookNode, folder: Path, *, timeout: float = 600) -> nbformat.NotebookNode:
     """Run all cells in a fresh kernel whose working directory is ``folder``; outputs are written into ``notebook``.
 
+    Not nbclient's: its asyncio sockets miss a kernel's reply once in a while and then wait out the whole timeout.
+
     Raises:
-        CellExecutionError: a cell raised; its message has the cell and the traceback.
+        CellFailed: naming the cell, with its traceback.
     """
-    client = NotebookClient(
-        notebook,
-        kernel_name="python3",
-        timeout=5,
-        record_timing=False,
-        coalesce_streams=True,
-        resources={"metadata": {"path": str(folder)}},
-    )
-    with (
-        tempfile.TemporaryDirectory() as home,
-        # ipykernel warns on its own stderr about TCP; what cells write to stderr comes as output
-        client.setup_kernel(env=kernel_environment(Path(home)), stderr=subprocess.DEVNULL),
-    ):
-        # A few kernels in a hundred never answer the first request after their start. client.execute() would wait for
-        # it as long as for a cell, so this one is sent to be lost.
-        client.wait_for_reply(client.kc.kernel_info())
-        client.timeout = timeout
-        for index, cell in enumerate(notebook.cells):
-            client.execute_cell(cell, index)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    with tempfile.TemporaryDirectory() as home:
+        # stderr: only what the kernel itself says (a warning about TCP); what cells write there comes as output
+        manager, client = start_new_kernel(
+            kernel_name="python3", cwd=folder, env=kernel_environment(Path(home)), stderr=subprocess.DEVNULL
+        )
+        try:
+            for number, cell in enumerate(cells, 1):
+                messages = settled(cell_messages(manager, client, cell.source, timeout))
+                cell.execution_count, cell.outputs = number, merged(messages)
+                for output in cell.outputs:
+                    if output.output_type == "error":
+                        raise CellFailed(f"code cell {number} raised\n" + "\n".join(output.traceback))
+        except TimeoutError as error:
+            raise CellFailed(f"code cell {number}: {error}") from None
+        finally:
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
     return notebook
+
+
+def cell_messages(manager, client, source: str, timeout: float) -> list[dict]:
+    """Run ``source`` and collect what the kernel publishes about it.
+
+    Raises:
+        TimeoutError: the kernel died, or the cell was not done in time.
+    """
+    request = client.execute(source, allow_stdin=False, stop_on_error=False)
+    messages, end = [], time.monotonic() + timeout
+    while not (messages and is_idle(messages[-1])):
+        try:
+            message = client.get_iopub_msg(timeout=1)
+        except Empty:
+            if not manager.is_alive():
+                raise TimeoutError("its kernel died (out of memory?)") from None
+            if time.monotonic() > end:
+                raise TimeoutError(f"not done after {timeout:.0f} seconds") from None
+        else:
+            if message["parent_header"].get("msg_id") == request:
+                messages.append(message)
+    return messages
+
+
+def is_idle(message: dict) -> bool:
+    return message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
+
+
+def settled(messages: list[dict]) -> list[dict]:
+    """One cell's messages as a front end leaves them: output of widgets taken out, clearing and updates carried out."""
+    kept, capturing, clear_next, displays = [], set(), False, {}
+    for message in messages:
+        kind, content = message["msg_type"], message["content"]
+        if kind in ("comm_open", "comm_msg"):
+            state = (content.get("data") or {}).get("state") or {}
+            if "msg_id" in state:  # an Output widget starts to capture (an id) or stops ("")
+                (capturing.add if state["msg_id"] else capturing.discard)(content["comm_id"])
+        elif capturing and kind in (*SHOWN, "clear_output"):
+            continue
+        elif kind == "update_display_data":
+            if shown := displays.get(content["transient"]["display_id"]):
+                shown["data"] = content["data"]
+        elif kind == "clear_output" and content.get("wait"):
+            clear_next = True
+        else:
+            if kind == "clear_output" or (clear_next and kind in SHOWN):
+                kept = [m for m in kept if m["msg_type"] not in SHOWN]
+                clear_next = False
+            if display := (content.get("transient") or {}).get("display_id"):
+                displays[display] = content
+            if kind != "clear_output":
+                kept.append(message)
+    return kept
+
+
+def merged(messages: list[dict]) -> list[nbformat.NotebookNode]:
+    """The outputs in these messages; text printed in pieces is one output, since where it breaks is chance."""
+    outputs = []
+    for message in messages:
+        if message["msg_type"] not in (*SHOWN, "error"):
+            continue
+        output = output_from_msg(message)
+        if outputs and output.output_type == "stream" and output.name == outputs[-1].get("name"):
+            outputs[-1].text += output.text
+        else:
+            outputs.append(output)
+    return outputs
 
 
 def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -184,8 +258,8 @@ def main(arguments: list[str] | None = None) -> int:
                 store(path)
                 print(f"{path.name}: stored in {time.perf_counter() - start:.0f} s")
             report = list(problems(path))
-        except CellExecutionError as error:
-            report = [f"not stored, a cell raised\n{error}"]
+        except CellFailed as error:
+            report = [f"not stored: {error}"]
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not JSON
             report = [f"cannot be read: {error}"]
         for problem in report:
