@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from grpo_from_scratch.policy.loading import load_policy
 from grpo_from_scratch.policy.logprobs import hidden_states
-from grpo_from_scratch.policy.modules import evaluating, positions
+from grpo_from_scratch.policy.modules import evaluating
+from grpo_from_scratch.policy.padding import positions
 from grpo_from_scratch.policy.rollout import Rollout
 
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from grpo_from_scratch.policy.modules import captured_input, evaluating, positions, unwrap
-from grpo_from_scratch.policy.packing import PackedRollout
+from grpo_from_scratch.policy.modules import captured_input, evaluating, unwrap
 from grpo_from_scratch.policy.rollout import Rollout
-from grpo_from_scratch.policy.shared_prefix import shares_prefix
+from grpo_from_scratch.policy.shared_prefix import arrange
 
 
 @dataclass
@@ -70,40 +69,6 @@ def token_entropy(log_probs: Tensor) -> Tensor:
     """Entropy in nats of normalised log-probs (..., V) -> (...). An impossible token adds 0, also to the gradient."""
     possible = torch.where(log_probs == -torch.inf, 0, log_probs)  # before the product: 0 * -inf is NaN in both passes
     return -(log_probs.exp() * possible).sum(-1)
-
-
-class PaddedRollout:
-    """A rollout as prompt | completion rows (B, Tp + T - 1), for a model that ``PackedRollout`` cannot serve.
-
-    The last token predicts nothing, so it stays out. Positions are given, not left to the model: one with learned
-    positions would count the padding.
-    """
-
-    def __init__(self, lm: nn.Module, rollout: Rollout):
-        prompts = rollout.prompt_index
-        mask = torch.cat([rollout.prompt_mask[prompts], rollout.completion_mask], 1)[:, :-1]
-        ids = torch.cat([rollout.prompt_ids[prompts], rollout.completion_ids], 1)[:, :-1]
-        self.inputs = {"input_ids": torch.where(mask, ids, 0), "attention_mask": mask.long(), "use_cache": False}
-        self.inputs |= positions(lm, mask)
-        self.predicted = rollout.completion_mask
-        self.source = (self.predicted.flatten().cumsum(0) - 1).clamp(min=0).view(self.predicted.shape)  # (B, T)
-
-    def logits(self, model: nn.Module) -> Tensor:
-        """(n, V), differentiable."""
-        return self.rows(model(**self.inputs, logits_to_keep=self.predicted.shape[1]).logits)
-
-    def hidden(self, body: nn.Module) -> Tensor:
-        """(n, X) last hidden states of the model's body."""
-        return self.rows(body(**self.inputs).last_hidden_state)
-
-    def rows(self, full: Tensor) -> Tensor:
-        """(B, at least T, X) -> (n, X): not every module is given ``logits_to_keep``."""
-        return full[:, -self.predicted.shape[1] :][self.predicted]
-
-
-def arrange(lm: nn.Module, rollout: Rollout) -> PackedRollout | PaddedRollout:
-    """The rollout laid out for one forward pass of n predictions; ``source`` (B, T) says which of them is whose."""
-    return PackedRollout(rollout) if shares_prefix(lm) else PaddedRollout(lm, rollout)
 
 
 def _masked(values: Tensor, rollout: Rollout) -> Tensor:

@@ -1,19 +1,11 @@
-"""What sampling and scoring need of any causal LM: what is inside its wrappers, mode, positions, states."""
+"""What sampling and scoring need of any causal LM: what is inside its wrappers, its mode, its states."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-
-def positions(lm: nn.Module, mask: Tensor) -> dict[str, Tensor]:
-    """The keyword with each token's place among the real tokens of its row; none if the model takes none (ALiBi)."""
-    if "position_ids" not in inspect.signature(lm.forward).parameters:
-        return {}
-    return {"position_ids": (mask.long().cumsum(1) - 1).clamp(min=0)}
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -5,13 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from grpo_from_scratch.distributed.randomness import completion_uniforms
-from grpo_from_scratch.policy.modules import evaluating, positions, unwrap
-from grpo_from_scratch.policy.packing import PackedDecoder
+from grpo_from_scratch.policy.modules import evaluating, unwrap
 from grpo_from_scratch.policy.rollout import Rollout, decode, pad_prompts
-from grpo_from_scratch.policy.shared_prefix import shares_prefix
+from grpo_from_scratch.policy.shared_prefix import decoder_for
 
 
 @torch.no_grad()
@@ -66,9 +64,7 @@ def sample(
     logps = torch.zeros(rows, max_new_tokens, device=device)
     live = torch.arange(rows, device=device)
     with evaluating(lm):
-        decoder = (PackedDecoder if shares_prefix(lm) else CachedDecoder)(
-            lm, prompt_ids, prompt_mask, prompt_index, max_new_tokens
-        )
+        decoder = decoder_for(lm, prompt_ids, prompt_mask, prompt_index, max_new_tokens)
         logits = decoder.prefill()[prompt_index]  # (B, V)
         for t in range(max_new_tokens):
             drawn, logps[live, t] = draw(logits, uniforms[live, t], temperature=temperature, top_p=top_p, top_k=top_k)
@@ -94,37 +90,6 @@ def sample(
         finished=(mask & torch.isin(ids, stop)).any(1),
         examples=list(examples or []),
     )
-
-
-class CachedDecoder:
-    """Next-token logits through the model's own key/value cache: prompts once, their cache repeated for the group."""
-
-    def __init__(
-        self, lm: nn.Module, prompt_ids: Tensor, prompt_mask: Tensor, prompt_index: Tensor, max_new_tokens: int
-    ):
-        self.lm, self.prompt_ids, self.mask, self.prompt_index = lm, prompt_ids, prompt_mask, prompt_index
-        self.cache = DynamicCache(config=lm.config)
-
-    def prefill(self) -> Tensor:
-        """Logits after each prompt (P, V)."""
-        logits = self._next_logits(self.prompt_ids)
-        self.keep(self.prompt_index)
-        return logits
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to each live row: (b,) -> logits of the next one (b, V)."""
-        self.mask = torch.cat([self.mask, self.mask.new_ones(len(tokens), 1)], 1)
-        return self._next_logits(tokens[:, None])
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows of the current ones only."""
-        self.cache.reorder_cache(rows)
-        self.mask = self.mask[rows]
-
-    def _next_logits(self, ids: Tensor) -> Tensor:
-        places = {name: all_[:, -ids.shape[1] :] for name, all_ in positions(self.lm, self.mask).items()}
-        inputs = {"input_ids": ids, "attention_mask": self.mask.long(), "cache": self.cache, "use_cache": True}
-        return self.lm(**inputs, **places, logits_to_keep=1).logits[:, -1]
 
 
 def draw(

@@ -37,6 +37,42 @@ CONFIGS = {
         qk_nope_head_dim=8,
         v_head_dim=8,
     ),
+    "qwen3": lambda: transformers.Qwen3Config(**WIDTHS, **COMMON, head_dim=8),
+    "mistral": lambda: transformers.MistralConfig(**WIDTHS, **COMMON, sliding_window=4),
+    "gemma2": lambda: transformers.Gemma2Config(**WIDTHS, **COMMON, head_dim=8, sliding_window=4),
+    "gemma3_text": lambda: transformers.Gemma3TextConfig(
+        **(WIDTHS | {"num_hidden_layers": 6}), **COMMON, head_dim=8, sliding_window=4
+    ),
+    "phi3": lambda: transformers.Phi3Config(**WIDTHS, **COMMON),
+    "mixtral": lambda: transformers.MixtralConfig(**WIDTHS, **COMMON, num_local_experts=4),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **WIDTHS, **COMMON, head_dim=8, sliding_window=4, num_local_experts=4, num_experts_per_tok=2
+    ),
+}
+# Models that no packed forward can serve, and what is said of them.
+UNUSUAL = {
+    "bloom": "BloomForCausalLM does not use transformers' AttentionInterface",
+    "falcon": "FalconForCausalLM does not use transformers' AttentionInterface",
+    "mamba": "only 0 of its layers use transformers' AttentionInterface",
+    "jamba": "only 2 of its layers use transformers' AttentionInterface",
+    "dynamic_rope": "its rotary positions depend on the longest row of the batch",
+}
+UNUSUAL_CONFIGS = {
+    "bloom": lambda: transformers.BloomConfig(**COMMON, hidden_size=32, n_layer=2, n_head=4),
+    "falcon": lambda: transformers.FalconConfig(**COMMON, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
+    "mamba": lambda: transformers.MambaConfig(**COMMON, hidden_size=32, num_hidden_layers=2, state_size=8),
+    "jamba": lambda: transformers.JambaConfig(
+        **(WIDTHS | {"num_hidden_layers": 4}),
+        **COMMON,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=2,
+        use_mamba_kernels=False,
+        mamba_d_state=8,
+    ),
+    "dynamic_rope": lambda: transformers.LlamaConfig(
+        **WIDTHS, **COMMON, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    ),
 }
 PLAIN = ["llama", "qwen2", "gpt2", "deepseek_v3"]  # grouped queries, biases, learned positions, mixture of experts
 
@@ -44,7 +80,7 @@ PLAIN = ["llama", "qwen2", "gpt2", "deepseek_v3"]  # grouped queries, biases, le
 @cache
 def model_of(family: str):
     """The family's model in float32 and evaluation mode; shared, so tests leave it as they found it."""
-    config = CONFIGS[family]()
+    config = (CONFIGS | UNUSUAL_CONFIGS)[family]()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return transformers.AutoModelForCausalLM.from_config(config).eval()
