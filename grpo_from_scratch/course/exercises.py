@@ -234,15 +234,14 @@ def outcome(exercise: Exercise, answer: Callable, case: Case) -> dict[str, Any]:
     left = {"the result": result}
     for name, value in case.inputs.items():
         left[f"the input {name!r} after the call"] = inputs[name] if isinstance(value, torch.Tensor) else value
-    if exercise.gradients and isinstance(result, torch.Tensor):
-        leaves = [inputs[name] for name in exercise.gradients]
-        slopes = [None] * len(leaves)
-        if result.requires_grad:
-            # different weights for the elements, so that a gradient in the wrong place shows
-            weights = torch.linspace(1, 2, result.numel(), dtype=result.dtype).view(result.shape)
-            slopes = torch.autograd.grad((result * weights).sum(), leaves, allow_unused=True)
-        for name, slope, leaf in zip(exercise.gradients, slopes, leaves, strict=True):
-            left[f"the gradient by {name!r}"] = torch.zeros_like(leaf) if slope is None else slope
+    leaves = [inputs[name] for name in exercise.gradients]
+    slopes = [None] * len(leaves)
+    if leaves and isinstance(result, torch.Tensor) and result.requires_grad:
+        # different weights for the elements, so that a gradient in the wrong place shows
+        weights = torch.linspace(1, 2, result.numel(), dtype=result.dtype).view(result.shape)
+        slopes = torch.autograd.grad((result * weights).sum(), leaves, allow_unused=True)
+    for name, slope, leaf in zip(exercise.gradients, slopes, leaves, strict=True):
+        left[f"the gradient by {name!r}"] = torch.zeros_like(leaf) if slope is None else slope
     return left
 
 

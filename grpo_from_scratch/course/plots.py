@@ -135,14 +135,16 @@ def bars(
         if name in (errors or {}):
             ax.errorbar(where, heights, np.asarray(errors[name], float), fmt="none", ecolor="#222222", capsize=3)
         elif digits is not None:
-            ax.bar_label(shown, fmt=f"%.{digits}f", fontsize=9, padding=2)
+            ax.bar_label(shown, fmt=f"%.{digits}f", fontsize=8.5, padding=2)
     ax.axhline(0, color=GREY, linewidth=1)
     ax.set_xticks(range(len(names)), names)
     ax.grid(axis="x", visible=False)
-    ax.margins(y=0.12)
+    ax.margins(y=0.14)
     dress(ax, xlabel, ylabel, title)
     if len(drawn) > 1:  # bars have no end to write a name at
-        ax.legend(frameon=False, labelcolor="linecolor", ncols=len(drawn), loc="best")
+        above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.1, "borderpad": 0}
+        ax.legend(frameon=False, labelcolor="linecolor", ncols=len(drawn), handlelength=1, **above)
+        ax.set_title(title, pad=24)
     return ax, drawn
 
 
@@ -218,15 +220,19 @@ def dress(ax: Axes, xlabel: str, ylabel: str, title: str) -> None:
     ax.set_title(title)
 
 
-def name_ends(ax: Axes, ends: list[tuple[float, str, str]], gap: float = 0.085) -> None:
-    """Write (height, name, colour) right of the axes at these heights, pushed apart where names would overlap."""
+def name_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Write each (height, name, colour) right of the axes at its height, pushed apart where names would overlap."""
     to_fraction = ax.transData + ax.transAxes.inverted()
     x = ax.get_xlim()[1]
     labels = sorted((to_fraction.transform((x, height))[1], name, colour) for height, name, colour in ends)
-    heights = [fraction for fraction, *_ in labels]
+    gap = 0.26 / ax.figure.get_figheight()  # a line of text, when the axes take up some 70 % of the figure's height
+    heights = [min(max(fraction, 0.0), 1.0) for fraction, *_ in labels]
     for index in range(1, len(heights)):
         heights[index] = max(heights[index], heights[index - 1] + gap)
-    overflow = max(0.0, heights[-1] - 1.0) if heights else 0.0
+    ceiling = 1.0
+    for index in reversed(range(len(heights))):
+        ceiling = heights[index] = min(heights[index], ceiling)
+        ceiling -= gap
     for height, (_, name, colour) in zip(heights, labels, strict=True):
         where = {"xycoords": "axes fraction", "va": "center", "annotation_clip": False}
-        ax.annotate(name, (1.015, height - overflow), color=colour, **where)
+        ax.annotate(name, (1.015, height), color=colour, **where)

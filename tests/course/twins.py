@@ -58,7 +58,8 @@ class Drift(AssertionError):
 def tensors(*shape: int, low: float = -3.0, high: float = 3.0) -> st.SearchStrategy[torch.Tensor]:
     """float32 tensors of this shape with elements in [low, high]; they shrink towards zeros."""
     elements = st.floats(low, high, width=32, allow_subnormal=False)
-    return hnp.arrays(np.float32, shape, elements=elements).map(torch.from_numpy)
+    # fill=nothing: else elements share a value, and one wrong element shrinks to a tensor full of it
+    return hnp.arrays(np.float32, shape, elements=elements, fill=st.nothing()).map(torch.from_numpy)
 
 
 def masks(rows: int, columns: int) -> st.SearchStrategy[torch.Tensor]:

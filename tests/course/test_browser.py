@@ -1,0 +1,134 @@
+"""A slider in a real JupyterLab in a real Chromium: run all, move it by keyboard, see picture and number change."""
+
+import json
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from grpo_from_scratch.course.notebooks import clean, kernel_environment
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--disable-sync"]
+FLAGS += ["--no-first-run", "--disable-background-networking", "--disable-component-update"]  # no network at all
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no Chromium on this machine (looked for {', '.join(NAMES)})")
+
+SLIDER = """
+from grpo_from_scratch.course import plots
+from grpo_from_scratch.course.slider import slider
+
+def draw(power):
+    ax, _ = plots.lines({"x**power": [x**power for x in range(5)]}, xlabel="x", ylabel="value", title="A power")
+    return ax, f"at 4 it is {4**power}"
+
+slider(draw, power=(1, 5, 1, 2))
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A JupyterLab of its own: (address, token, the folder it serves)."""
+    folder = tmp_path_factory.mktemp("lab")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = folder / "settings"
+    news = settings / "@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True)
+    news.write_text(json.dumps({"fetchNews": "false"}))  # its popup would lie over the page
+    environment = kernel_environment(folder) | {
+        f"JUPYTER_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")
+    }
+    environment |= {"JUPYTERLAB_SETTINGS_DIR": str(settings), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces")}
+    token, served = secrets.token_hex(16), folder / "served"
+    served.mkdir()
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+    command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={served}"]
+    command += ["--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    command += ["--LabApp.extension_manager=readonly"]
+    with open(folder / "log", "w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/api?token={token}", server, folder / "log")
+        yield f"http://127.0.0.1:{port}", token, served
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            urllib.request.urlopen(address, timeout=2)
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def move_first_slider(lab, browser, path: Path, screenshot: Path) -> tuple[str, str]:
+    """Open the notebook, run all cells, press the arrow on its first slider; the captions before and after."""
+    address, token, served = lab
+    shutil.copy(path, served)
+    page = browser.new_page(viewport={"width": 1200, "height": 1000})
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(f"{address}/doc/tree/{path.name}?token={token}&reset")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
+    # the toolbar says idle before there is a kernel, and then "Run All Cells" does nothing
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    view = page.locator(".widget-vbox:has(.widget-slider):has(img)").first
+    handle = view.locator(".noUi-handle").first
+    handle.wait_for(timeout=300_000)
+    picture, caption = view.locator("img"), view.locator(".widget-html b")
+    before = picture.get_attribute("src"), caption.inner_text()
+    handle.focus()
+    page.keyboard.press("ArrowRight")
+    script = "([image, before]) => image.src !== before && image.complete && image.naturalWidth > 0"
+    page.wait_for_function(script, arg=[picture.element_handle(), before[0]], timeout=60_000)
+    view.scroll_into_view_if_needed()
+    page.screenshot(path=screenshot)
+    after = caption.inner_text()
+    page.close()
+    assert errors == []
+    return before[1], after
+
+
+def test_slider_moves_picture_and_number(lab, browser, tmp_path):
+    path = tmp_path / "slider.ipynb"
+    nbformat.write(clean(new_notebook(cells=[new_markdown_cell("# A slider"), new_code_cell(SLIDER)])), path)
+    screenshot = tmp_path / "slider.png"
+    assert move_first_slider(lab, browser, path, screenshot) == ("at 4 it is 16", "at 4 it is 64")
+    assert screenshot.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_has_a_slider_that_moves(lab, browser, path, tmp_path):
+    before, after = move_first_slider(lab, browser, path, tmp_path / f"{path.stem}.png")
+    assert before and after and before != after
