@@ -117,8 +117,10 @@ class Algorithm:
         return replace(batch, groups=groups, advantages=advantages), metrics
 
     def _group_ids(self, rollout: Rollout) -> Tensor:
-        if self.groups is None:
+        if self.preset.groups == "prompt":
             return rollout.prompt_index
+        if self.preset.groups == "batch":
+            return torch.zeros_like(rollout.prompt_index)
         if self.tfidf is not None:
             embeddings = self.tfidf.encode(rollout.texts)
         else:

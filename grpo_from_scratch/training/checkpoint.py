@@ -74,7 +74,8 @@ def _take_out_tensors(node: Any, path: str, tensors: dict, seen: dict) -> Any:
         key = (node.data_ptr(), node.shape, node.stride(), node.dtype) if node.numel() else path
         if key not in seen:
             seen[key] = path
-            tensors[path] = node.detach().cpu().contiguous()
+            # safetensors refuses two tensors of one storage, which views are.
+            tensors[path] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {TENSOR: seen[key]}
     if isinstance(node, dict):
         return {

@@ -1,0 +1,51 @@
+import json
+
+import pytest
+
+from grpo_from_scratch.training.config import TrainConfig
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"preset": "grpoo"}, "nearest is 'grpo'"),
+        ({"group_size": 1}, "group_size must be at least 2"),
+        ({"preset": "rloo", "group_size": 1}, "group_size must be at least 2"),
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"critic": "heads"}, "critic is one of separate, head, not 'heads'"),
+        ({"encoder": "bert"}, "encoder is one of"),
+        ({"warmup": 4}, "share of all updates"),
+        ({"temperature": 0}, "temperature must be positive"),
+        ({"minibatches": 4, "microbatches": 4}, "16 pieces"),
+        ({"preset": "cluster_ema", "minibatches": 2}, "'reinforce' has no ratio"),
+    ],
+)
+def test_train_config_refuses_before_anything_runs(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**changes)
+
+
+def test_train_config_group_of_one_is_fine_with_a_critic_or_an_ema():
+    """ADV-02: one answer a prompt needs something else to be compared with."""
+    assert TrainConfig(preset="ppo", group_size=1).uses_critic
+    TrainConfig(preset="cluster_ema", group_size=1)
+
+
+def test_train_config_survives_json():
+    config = TrainConfig(preset="dapo", betas=(0.9, 0.99))
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_train_config_from_dict_names_what_it_does_not_know():
+    with pytest.raises(ValueError, match="unknown settings learning_rat;"):
+        TrainConfig.from_dict({"learning_rat": 1})
+
+
+def test_train_config_differences_name_fields_that_make_another_run():
+    one, other = TrainConfig(out="a", checkpoint_every=1), TrainConfig(out="b", checkpoint_every=2, seed=5)
+    assert one.differences(other) == ["seed: 5 there, 0 here"]
+
+
+def test_train_config_total_updates_counts_every_optimizer_step():
+    """MP-04: the schedule's steps are the optimizer's; critic warm-up makes none."""
+    assert TrainConfig(preset="ppo", steps=10, minibatches=2, critic_warmup=3).total_updates == 7 * 4 * 2

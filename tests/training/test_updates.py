@@ -1,0 +1,105 @@
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from grpo_from_scratch.objective.presets import PRESETS
+from grpo_from_scratch.training.algorithm import Algorithm
+from grpo_from_scratch.training.experience import Experience
+from grpo_from_scratch.training.sft import starting_policy
+from grpo_from_scratch.training.updates import Updater, weighted_means
+
+
+def after_one_step(config, **changes) -> tuple[list[torch.Tensor], dict]:
+    """The policy's weights and the metrics after a first step under the config with these changes."""
+    experience = Experience(config)
+    model, tokenizer = starting_policy(config.model, config.data, experience.train_examples, config.seed)
+    collected = experience.collect(model, tokenizer, step=0, first_prompt=0)
+    rewards = torch.arange(12.0) % 5
+    algorithm = Algorithm(config, model)
+    updater = Updater(config, algorithm)
+    batch, _ = algorithm.prepare(collected.rollout, rewards)
+    metrics = updater.step(batch, 0)
+    return [p.detach().clone() for p in model.parameters()], metrics
+
+
+@pytest.mark.parametrize("aggregate", ["sequence", "token", "constant"])
+@pytest.mark.parametrize("microbatches", [2, 3, 4])
+def test_microbatches_change_nothing(make_config, aggregate, microbatches):
+    """LOSS-08: one batch, or 2, 3 (uneven) or 4 pieces of it: the same update to 1e-6, whatever the token mean."""
+    preset = replace(PRESETS["grpo"], aggregate=aggregate)
+    whole, metrics = after_one_step(make_config("a", preset=preset, warmup=0, max_grad_norm=1e9))
+    parts, of_parts = after_one_step(
+        make_config("b", preset=preset, warmup=0, max_grad_norm=1e9, microbatches=microbatches)
+    )
+    assert of_parts["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5)
+    assert of_parts["entropy"] == pytest.approx(metrics["entropy"], rel=1e-5)
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)  # Adam's first step is a sign: it magnifies rounding
+
+
+def test_microbatches_change_no_critic_either(make_config):
+    preset = replace(PRESETS["ppo"], passes=1)
+    for critic in ("separate", "head"):
+        whole, metrics = after_one_step(make_config(f"{critic}a", preset=preset, critic=critic))
+        parts, of_parts = after_one_step(make_config(f"{critic}b", preset=preset, critic=critic, microbatches=3))
+        assert of_parts["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-4)
+
+
+def test_minibatches_use_every_completion_once_and_keep_groups_whole(make_config):
+    config = make_config(preset=replace(PRESETS["grpo"], passes=2), minibatches=3)
+    experience = Experience(config)
+    model, tokenizer = starting_policy(config.model, config.data, experience.train_examples, config.seed)
+    algorithm = Algorithm(config, model)
+    collected = experience.collect(model, tokenizer, step=0, first_prompt=0)
+    batch, _ = algorithm.prepare(collected.rollout, collected.rewards)
+    updater = Updater(config, algorithm)
+    first, second = (updater._minibatches(batch, "minibatches", 0, number) for number in (0, 1))
+    for lots in (first, second):
+        assert sorted(torch.cat(lots).tolist()) == list(range(12))
+        prompts = [set(batch.rollout.prompt_index[rows].tolist()) for rows in lots]
+        assert sum(map(len, prompts)) == 4  # no prompt in two lots
+    assert [lot.tolist() for lot in first] != [lot.tolist() for lot in second]
+    again = updater._minibatches(batch, "minibatches", 0, 0)
+    assert [lot.tolist() for lot in again] == [lot.tolist() for lot in first]
+
+
+def test_step_clips_the_whole_gradient(make_config):
+    """MP-02: the logged norm is the unclipped one; the update is that of the scaled gradient."""
+    config = make_config(max_grad_norm=0.01)
+    experience = Experience(config)
+    model, tokenizer = starting_policy(config.model, config.data, experience.train_examples, config.seed)
+    algorithm = Algorithm(config, model)
+    updater = Updater(config, algorithm)
+    collected = experience.collect(model, tokenizer, step=0, first_prompt=0)
+    batch, _ = algorithm.prepare(collected.rollout, torch.arange(12.0) % 5)
+    norm = updater.step(batch, 0)["grad_norm"]
+    kept = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+    assert norm > 0.01 and float(kept) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_step_refuses_a_gradient_that_is_not_finite(make_config):
+    config = make_config()
+    experience = Experience(config)
+    model, tokenizer = starting_policy(config.model, config.data, experience.train_examples, config.seed)
+    algorithm = Algorithm(config, model)
+    updater = Updater(config, algorithm)
+    collected = experience.collect(model, tokenizer, step=0, first_prompt=0)
+    batch, _ = algorithm.prepare(collected.rollout, collected.rewards)
+    batch.advantages = torch.full_like(batch.advantages, float("inf"))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(FloatingPointError, match="step 5: the gradient is not finite"):
+        updater.step(batch, 4)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_learning_rate_of_the_first_update_is_not_zero(make_config):
+    """MP-04."""
+    _, metrics = after_one_step(make_config(warmup=0.5))
+    assert metrics["learning_rate"] == pytest.approx(0.01 / 3)
+
+
+def test_weighted_means_are_not_means_of_means():
+    """LOSS-08, MP-08: 4 tokens of mean 1 and 1 token of mean 5 have mean 1.8."""
+    assert weighted_means([(4.0, {"x": torch.tensor(1.0)}), (1.0, {"x": torch.tensor(5.0)})]) == {"x": 1.8}
