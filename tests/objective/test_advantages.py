@@ -114,7 +114,12 @@ def test_group_relative_advantages_large_offset_and_tiny_spread():
     tiny = advantages([1.0, 1.00001, 1.00002, 1.00003], [0] * 4)
     assert tiny == pytest.approx([-0.133, -0.044, 0.044, 0.133], abs=1e-3)
     # An offset at which the mean itself needs more digits than float32 has.
-    assert advantages([1e6, 1e6 + 1, 1e6 + 3], [0] * 3, scale="none") == pytest.approx([-4 / 3, -1 / 3, 5 / 3])
+    wide = torch.tensor([1e6, 1e6 + 1, 1e6 + 3])
+    for found in (
+        group_relative_advantages(wide, torch.zeros_like(wide).long(), scale="none"),
+        compute_advantages("dr_grpo", wide, torch.zeros_like(wide).long()),
+    ):
+        assert found.tolist() == pytest.approx([-4 / 3, -1 / 3, 5 / 3])
 
 
 def test_group_relative_advantages_precision():

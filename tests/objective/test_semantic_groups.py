@@ -56,6 +56,13 @@ def test_assign_ids_follow_drifting_centres():
         assert torch.equal(groups.assign(blobs(kinds, step) + step), first)
 
 
+def test_assign_keeps_its_split_when_another_fits_about_as_well():
+    """KM-01: a rectangle cut left and right stays cut that way when it grows a little taller than wide."""
+    corners, groups = torch.tensor([[-1.0, -1], [-1, 1], [1, -1], [1, 1]]), SemanticGroups(2)
+    assert groups.assign(corners * torch.tensor([1.0, 0.9])).tolist() == [0, 0, 1, 1]
+    assert groups.assign(corners * torch.tensor([0.9, 1.0])).tolist() == [0, 0, 1, 1]
+
+
 def test_assign_ids_survive_a_batch_with_fewer_kinds():
     groups = SemanticGroups(3)
     names = naming(groups.assign(blobs([0, 1, 2] * 4)), [0, 1, 2] * 4)
@@ -78,6 +85,17 @@ def test_assign_equal_replies_with_rounding_noise_share_a_label():
     points = torch.tensor([[1.0, 0], [1, 1e-8], [0, 1], [1e-8, 1]])
     with pytest.warns(UserWarning, match="only 2 distinct"):
         assert SemanticGroups(4).assign(points).tolist() == [0, 0, 1, 1]
+
+
+def test_assign_near_duplicates_without_a_stray_warning():
+    """KM-02: rows that almost coincide can leave KMeans a cluster short, which is nobody's concern."""
+    draw, groups = np.random.default_rng(3), SemanticGroups(4)
+    replies = draw.normal(size=(2, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            ids = groups.assign(replies[draw.integers(0, 2, 9)] * (1 + 1e-5 * draw.normal(size=(9, 3))))
+            assert set(ids.tolist()) <= {0, 1, 2, 3}
 
 
 def test_assign_warns_once():
@@ -108,6 +126,12 @@ def test_assign_zero_row_gets_a_label():
     assert ids.tolist() == [0, 1, 2]
 
 
+def test_assign_nothing_but_zero_rows():
+    """KM-05: every reply empty."""
+    with pytest.warns(UserWarning, match="only 1 distinct"):
+        assert SemanticGroups(3).assign(torch.zeros(4, 2)).tolist() == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_assign_names_broken_rows(bad):
     """KM-05."""
@@ -135,7 +159,7 @@ def test_assign_adaptive_finds_the_number_of_kinds(kinds):
 def test_assign_adaptive_ids_stay_bounded_and_stable():
     """Kinds come and go; those seen before keep their ids, and no id reaches ``high``."""
     groups, known = SemanticGroups((2, 5)), {}
-    for step, kinds in enumerate([[0, 1], [0, 1, 2], [2, 1], [0, 1, 2, 3, 4], [4, 3], [0, 1, 2, 3, 4]]):
+    for step, kinds in enumerate([[0, 1], [0, 1, 2], [2, 1], [4, 3, 0, 2, 1], [4, 3], [0, 1, 2, 3, 4]]):
         names = naming(groups.assign(blobs(kinds * 5, step)), kinds * 5)
         assert all(known.setdefault(kind, id) == id for kind, id in names.items())
     assert sorted(known.values()) == [0, 1, 2, 3, 4]

@@ -92,6 +92,13 @@ def test_token_rewards_ignores_what_the_mask_hides():
     assert found.tolist() == [[0.5, 0.0]]
 
 
+def test_token_rewards_cuts_the_graph():
+    """The penalty is a number to learn from, not a way for gradients."""
+    logps = torch.zeros(1, 2, requires_grad=True)
+    found = token_rewards(torch.tensor([1.0]), torch.ones(1, 2), logps=logps, ref_logps=logps - 1, kl_coef=0.1)
+    assert not found.requires_grad
+
+
 def test_token_rewards_missing_score():
     """ADV-09: a row without score has no reward anywhere, and a mask that says otherwise is refused."""
     scores = torch.tensor([math.nan, 1.0])
