@@ -52,17 +52,17 @@ def sentence_bleu(hypothesis: str, references: Sequence[str], *, tokenize: str =
     """
     _check_references(references)
     split = _bleu_tokenizer(tokenize)
-    words, *reference_words = [split(text.rstrip()).split() for text in (hypothesis, *references)]
-    counts = Counter(_ngrams(words))
+    tokens, *reference_tokens = [split(text.rstrip()).split() for text in (hypothesis, *references)]
+    counts = Counter(_ngrams(tokens))
     matches: dict[tuple[str, ...], int] = {}  # an n-gram's count in the reference that has it most often
-    for other in reference_words:
+    for other in reference_tokens:
         for ngram, count in Counter(filter(counts.__contains__, _ngrams(other))).items():
             matches[ngram] = max(count, matches.get(ngram, 0))
     correct = [0] * ORDERS
     for ngram, count in matches.items():
         correct[len(ngram) - 1] += min(count, counts[ngram])
-    length = len(words)
-    closest = min(map(len, reference_words), key=lambda other: (abs(other - length), other))
+    length = len(tokens)
+    closest = min(map(len, reference_tokens), key=lambda other: (abs(other - length), other))
     total = [max(length - shorter, 0) for shorter in range(ORDERS)]
     score = BLEU.compute_bleu(correct, total, length, closest, smooth_method="exp", effective_order=True).score
     return min(score / 100, 1.0)  # sacrebleu's exp(log(100)) is an ulp above 100
@@ -287,7 +287,8 @@ def _ngrams(tokens: list[str]) -> Iterator[tuple[str, ...]]:
 
 def _names_one(text: str, facts: Sequence[str]) -> bool:
     found = f" {' '.join(words(text))} "
-    return any(f" {' '.join(words(fact))} " in found for fact in facts)
+    wanted = [" ".join(words(fact)) for fact in facts]
+    return any(fact and f" {fact} " in found for fact in wanted)
 
 
 def _weighted_sum(weights: list[float], scores: Sequence[float | None]) -> float | None:

@@ -154,6 +154,7 @@ def test_facts_reward_finds_whole_words():
     assert facts_reward([""] * 7, replies, facts=facts) == [1, 1, 0, 0, 0, 0, 1]
     assert facts_reward([""], ["我住在北京。"], facts=[("北京",)]) == [1]
     assert facts_reward([""] * 2, ["a", ""], facts=[(), []]) == [None, None]
+    assert facts_reward([""] * 2, ["", "!"], facts=[("?",), ("!",)]) == [0, 0]  # no word, so nothing to name
 
 
 def test_length_reward_of_the_nearest_reference():
@@ -213,6 +214,13 @@ def test_rewards_score_every_completion_and_ignore_other_columns(name):
     assert REWARDS[name](["p"], replies[:1], **{key: values[:1] for key, values in data.items()})[0] == pytest.approx(
         result[0].item()
     )
+
+
+@pytest.mark.parametrize("name", list(REWARDS))
+def test_rewards_of_a_character_cut_in_the_middle(name):
+    """DT-11: a cut emoji decodes to U+FFFD; every reward takes such a text."""
+    data = {"references": [("👍你好",)] * 2, "facts": [("你好",)] * 2}
+    assert score(REWARDS[name], [""] * 2, ["👍你好\ufffd", "\ufffd"], data).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["bleu", "chrf", "rouge_l", "length"])

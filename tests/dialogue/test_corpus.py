@@ -1,3 +1,4 @@
+import functools
 import itertools
 from collections import Counter
 
@@ -32,9 +33,14 @@ def background_facts(example):
 
 
 def good_replies(example, kind):
-    slots = {"value": example.facts[0], "month": example.facts[0], "city": example.facts[-1]}
-    slots["event"] = next((name for name in EVENTS if name in " ".join(example.background)), None)
-    parts = itertools.product(OPENINGS[kind], CORES[example.topic, kind], CLOSINGS[kind])
+    event = next((name for name in EVENTS if name in " ".join(example.background)), None)
+    return filled_replies(example.topic, kind, example.facts, event)
+
+
+@functools.cache
+def filled_replies(topic, kind, facts, event):
+    slots = {"value": facts[0], "month": facts[0], "city": facts[-1], "event": event}
+    parts = itertools.product(OPENINGS[kind], CORES[topic, kind], CLOSINGS[kind])
     return {f"{opening}{core.format(**slots)} {closing}" for opening, core, closing in parts}
 
 
@@ -142,7 +148,7 @@ def test_embedded_dialogues_facts_come_from_the_background():
 def test_embedded_dialogues_response_shares():
     """Of the replies that fine-tuning imitates, 20 % say nothing, 15 % a wrong fact, 10 % answer something else."""
     shares = Counter()
-    for example in TRAIN[:3000]:
+    for example in TRAIN:
         good, others = good_replies(example, example.kind), set(KINDS) - {example.kind}
         other_kinds = set().union(*(good_replies(example, kind) for kind in others))
         assert len(example.responses) == 4
@@ -156,8 +162,8 @@ def test_embedded_dialogues_response_shares():
             else:
                 assert not names_a_fact(response, example.facts), response
                 shares["wrong fact"] += 1
-    shares = {name: count / 12_000 for name, count in shares.items()}
-    assert shares == pytest.approx({"generic": 0.20, "wrong fact": 0.15, "wrong kind": 0.10, "good": 0.55}, abs=0.015)
+    shares = {name: count / 24_000 for name, count in shares.items()}
+    assert shares == pytest.approx({"generic": 0.20, "wrong fact": 0.15, "wrong kind": 0.10, "good": 0.55}, abs=0.008)
 
 
 def test_embedded_dialogues_topics_and_kinds_as_documented():
@@ -166,6 +172,20 @@ def test_embedded_dialogues_topics_and_kinds_as_documented():
     for topic in VALUES:
         assert topics[topic] / len(TRAIN) == pytest.approx(1 / 8, abs=0.02)
     assert {kind: kinds[kind] / len(TRAIN) for kind in KINDS} == pytest.approx(dict.fromkeys(KINDS, 1 / 3), abs=0.02)
+
+
+def test_embedded_dialogues_background_comes_in_either_order():
+    first = [any(fact in example.background[0] for fact in example.facts) for example in TRAIN]
+    assert sum(first) / len(first) == pytest.approx(0.5, abs=0.02)
+
+
+def test_embedded_dialogues_every_value_is_in_every_split(by_split):
+    """What is held out is how facts go together; the facts themselves are all trained on, and all asked for."""
+    every = {word for values in [*VALUES.values(), MONTHS] for value in values for word in value.split()} | set(EVENTS)
+    for examples in by_split.values():
+        texts = [f" {line} " for example in examples for line in example.background]
+        assert all(any(f" {word} " in text for text in texts) for word in every)
+        assert {example.facts[0] for example in examples if example.topic == "event"} == set(MONTHS)
 
 
 def test_vocabulary_holds_every_word_and_no_other():

@@ -227,6 +227,7 @@ def test_read_chitchat_shared_opening_goes_to_one_split(conversations, monkeypat
     conversations += [["hi", "hello"], ["hi", "report", "x"], ["hi", "again"]]
     assert [example.turns for example in read_chitchat("train")] == [("hi",), ("hi",)]
     assert [example.turns for example in read_chitchat("report")] == [("hi", "report")]
+    assert load_examples("chitchat", "train", count=1) == list(read_chitchat("train"))[:1]
 
 
 def test_load_examples_chitchat_without_its_package(monkeypatch):
