@@ -26,6 +26,8 @@ import torch
 
 from grpo_from_scratch.course import bank, progress_file
 
+EXERCISE_TAG = "exercise:"  # followed by the name of the function its cell is to define
+
 
 @dataclass(frozen=True)
 class Case:

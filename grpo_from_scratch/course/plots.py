@@ -6,7 +6,8 @@ where they end instead of a legend. A figure is 720 pixels wide, which GitHub sh
 stays readable on a dark page.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -48,10 +49,24 @@ STYLE = {
     "xtick.color": "#444444",
     "ytick.color": "#444444",
 }
-styled = matplotlib.rc_context(STYLE)
 
 
-@styled
+@contextmanager
+def styled() -> Iterator[None]:
+    """The course's look while a figure is made.
+
+    Not ``matplotlib.rc_context``, which puts every setting back: Jupyter's backend is loaded by the first figure and
+    says then that figures are to be shown.
+    """
+    before = {name: matplotlib.rcParams[name] for name in STYLE}
+    matplotlib.rcParams.update(STYLE)
+    try:
+        yield
+    finally:
+        matplotlib.rcParams.update(before)
+
+
+@styled()
 def panels(count: int = 1, *, height: float = 3.0, ratios: Sequence[float] | None = None) -> list[Axes]:
     """``count`` axes side by side in one figure of the course's width; ``height`` in inches, ``ratios`` of widths."""
     _, axes = plt.subplots(
@@ -60,13 +75,14 @@ def panels(count: int = 1, *, height: float = 3.0, ratios: Sequence[float] | Non
     return list(axes[0])
 
 
-@styled
+@styled()
 def lines(
     series: Mapping[str, ArrayLike | tuple[ArrayLike, ArrayLike]],
     *,
     xlabel: str,
     ylabel: str,
     title: str = "",
+    dots: Collection[str] = (),
     bands: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
     reference: Mapping[str, float] | None = None,
     ax: Axes | None = None,
@@ -76,6 +92,7 @@ def lines(
     Args:
         series: y values by name, or pairs (x, y); without x the values are numbered from 0.
         xlabel, ylabel: what is on the axes, and its unit.
+        dots: names of series drawn as dots, such as what was measured beside what was predicted.
         bands: (low, high) around a series, by its name.
         reference: heights of dashed grey lines, by name.
         ax: where to draw; set its scales before.
@@ -88,7 +105,7 @@ def lines(
     for (name, values), colour in zip(series.items(), SERIES[: len(series)], strict=True):
         x, y = values if isinstance(values, tuple) else (np.arange(len(values)), values)
         drawn[name] = np.stack([np.asarray(x, float), np.asarray(y, float)])
-        ax.plot(*drawn[name], color=colour)
+        ax.plot(*drawn[name], "o" if name in dots else "-", color=colour)
         if name in (bands or {}):
             ax.fill_between(drawn[name][0], *bands[name], color=colour, alpha=0.18, linewidth=0)
         ends.append((drawn[name][1][-1], name, colour))
@@ -96,13 +113,13 @@ def lines(
         ax.axhline(height, color=GREY, linestyle="--", linewidth=1.5)
         drawn[name] = np.asarray(height, float)
         ends.append((float(height), name, GREY))
-    ax.margins(x=0)
+    ax.margins(x=0.02 if dots else 0)
     dress(ax, xlabel, ylabel, title)
     name_ends(ax, ends)
     return ax, drawn
 
 
-@styled
+@styled()
 def bars(
     series: Mapping[str, ArrayLike],
     names: Sequence[str],
@@ -148,7 +165,7 @@ def bars(
     return ax, drawn
 
 
-@styled
+@styled()
 def points(
     series: Mapping[str, tuple[ArrayLike, ArrayLike]],
     *,
@@ -172,7 +189,7 @@ def points(
     return ax, drawn
 
 
-@styled
+@styled()
 def heatmap(
     values: ArrayLike,
     *,
@@ -189,7 +206,7 @@ def heatmap(
 
     Args:
         values: (len(rows), len(columns)).
-        centre: where a two-sided scale turns from blue to orange; None is a one-sided scale.
+        centre: where a two-sided scale turns from violet to orange; None is a one-sided scale.
 
     Returns:
         The axes, and ``{"values": array}``.

@@ -106,14 +106,14 @@ def move_first_slider(lab, browser, path: Path, screenshot: Path) -> tuple[str, 
     handle = view.locator(".noUi-handle").first
     handle.wait_for(timeout=300_000)
     picture, caption = view.locator("img"), view.locator(".widget-html b")
-    before = picture.get_attribute("src"), caption.inner_text()
+    before = picture.get_attribute("src"), caption.text_content()
+    view.scroll_into_view_if_needed()
     handle.focus()
     page.keyboard.press("ArrowRight")
     script = "([image, before]) => image.src !== before && image.complete && image.naturalWidth > 0"
     page.wait_for_function(script, arg=[picture.element_handle(), before[0]], timeout=60_000)
-    view.scroll_into_view_if_needed()
     page.screenshot(path=screenshot)
-    after = caption.inner_text()
+    after = caption.text_content()
     page.close()
     assert errors == []
     return before[1], after

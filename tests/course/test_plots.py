@@ -8,8 +8,17 @@ import pytest
 
 matplotlib.use("Agg")  # NB-02: works without a display
 
+import matplotlib.pyplot as plt  # noqa: E402
+
 from grpo_from_scratch.course import plots  # noqa: E402
 from grpo_from_scratch.course.exercises import Report  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_figures_left():
+    yield
+    plt.close("all")
+
 
 LABELS = {"xlabel": "updates", "ylabel": "reward (0 to 1)"}
 DARK = "#111111"  # JupyterLab's dark page
@@ -72,6 +81,11 @@ def test_lines_draws_and_returns_the_numbers():
     assert colours == {"none": plots.SERIES[0], "mean": plots.SERIES[1], "best": plots.GREY}
 
 
+def test_lines_draws_dots_where_asked():
+    ax, _ = plots.lines({"predicted": [1, 2], "measured": [1.1, 1.9]}, **LABELS, dots={"measured"})
+    assert [(line.get_linestyle(), line.get_marker()) for line in ax.lines] == [("-", "None"), ("None", "o")]
+
+
 def test_lines_names_do_not_overlap_and_keep_their_order():
     ax, _ = plots.lines({"a": [0.0, 0.999], "b": [0.0, 1.0], "c": [0.0, 1.001], "d": [0.0, 0.0]}, **LABELS)
     ax.figure.canvas.draw()
@@ -124,3 +138,11 @@ def test_the_look_leaves_other_figures_alone():
     before = dict(matplotlib.rcParams)
     plots.lines({"a": [0, 1]}, **LABELS)
     assert dict(matplotlib.rcParams) == before
+
+
+def test_a_backend_loaded_by_the_first_figure_stays_interactive():
+    matplotlib.interactive(False)
+    with plots.styled():
+        matplotlib.interactive(True)  # what Jupyter's backend does when the first figure loads it
+    assert matplotlib.is_interactive()
+    matplotlib.interactive(False)
