@@ -8,12 +8,12 @@ from torch import Tensor
 from grpo_from_scratch.objective.baselines import EMABaseline, group_mean, leave_one_out
 from grpo_from_scratch.objective.groups import check_groups, group_statistics
 from grpo_from_scratch.objective.presets import Preset, get_preset
-from grpo_from_scratch.objective.shaping import check_rewards
+from grpo_from_scratch.objective.shaping import Rewards, check_rewards, exact_rewards
 
 EPS = 1e-4  # outside the root, and far above the rounding noise of a float32 mean
 
 
-def group_relative_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group", eps: float = EPS) -> Tensor:
+def group_relative_advantages(rewards: Rewards, groups: Tensor, *, scale: str = "group", eps: float = EPS) -> Tensor:
     """(r − mean of its group) / (std + eps), DeepSeekMath's advantage (arXiv 2402.03300, section 4.1.2).
 
     A group whose valid rewards are all equal, or that has only one, gets exactly 0.
@@ -30,9 +30,8 @@ def group_relative_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "
     Raises:
         ValueError: an infinite reward, groups that do not match, an unknown scale, an eps that is not positive.
     """
-    rewards = check_rewards(rewards)
-    exact = rewards.double()  # so that a large common offset costs no digits of the difference
-    return scaled_advantages(exact, group_mean(exact, groups), groups, scale=scale, eps=eps).to(rewards.dtype)
+    rewards, exact = check_rewards(rewards), exact_rewards(rewards)
+    return scaled_advantages(exact, group_mean(exact, groups), groups, scale=scale, eps=eps).to(rewards)
 
 
 def scaled_advantages(
@@ -68,7 +67,7 @@ def scaled_advantages(
 
 
 def compute_advantages(
-    preset: str | Preset, rewards: Tensor, groups: Tensor, *, ema: EMABaseline | None = None
+    preset: str | Preset, rewards: Rewards, groups: Tensor, *, ema: EMABaseline | None = None
 ) -> Tensor:
     """The advantages of one batch of completions under a preset without a critic.
 
@@ -86,11 +85,10 @@ def compute_advantages(
         ValueError: a preset with a critic, an EMA that is missing, and what ``group_relative_advantages`` refuses.
     """
     preset = get_preset(preset)
-    rewards = check_rewards(rewards)
-    groups = check_groups(groups, rewards)
+    rewards, exact = check_rewards(rewards), exact_rewards(rewards)
+    groups = check_groups(groups, exact)
     if preset.groups == "batch":
         groups = torch.zeros_like(groups)
-    exact = rewards.double()
     match preset.baseline:
         case "mean":
             baseline = group_mean(exact, groups)
@@ -104,7 +102,7 @@ def compute_advantages(
             baseline = ema(exact, groups)
         case "critic":
             raise ValueError("a preset with a critic has an advantage for each token: use token_rewards and gae")
-    return scaled_advantages(exact, baseline, groups, scale=preset.scale).to(rewards.dtype)
+    return scaled_advantages(exact, baseline, groups, scale=preset.scale).to(rewards)
 
 
 def gae(
@@ -171,7 +169,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     Returns:
         At most 1, below 0 when a constant would do better; NaN when the returns do not vary.
     """
-    values, returns = values[mask.bool()].double(), returns[mask.bool()].double()
+    mask = mask.bool()
+    values, returns = values[mask].cpu().double(), returns[mask].cpu().double()
     if len(returns) < 2 or returns.min() == returns.max():
         return math.nan
     return float(1 - (returns - values).var() / returns.var())

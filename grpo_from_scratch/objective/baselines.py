@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from grpo_from_scratch.objective.groups import group_statistics
-from grpo_from_scratch.objective.shaping import check_rewards
+from grpo_from_scratch.objective.groups import GroupStatistics, group_statistics
+from grpo_from_scratch.objective.shaping import Rewards, check_rewards, exact_rewards
 
 EMA_INITS = ("group_first", "global_mean")
 
 
-def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
+def group_mean(rewards: Rewards, groups: Tensor) -> Tensor:
     """Each row's group mean (B,) over valid rewards, NaN where there is none (DeepSeekMath, arXiv 2402.03300).
 
     It contains the row's own reward, which scales the expected gradient by (G-1)/G and does nothing else to it.
@@ -18,7 +18,7 @@ def group_mean(rewards: Tensor, groups: Tensor) -> Tensor:
     return stats.per_row(stats.mean)
 
 
-def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
+def leave_one_out(rewards: Rewards, groups: Tensor) -> Tensor:
     """The mean of the other valid rewards of each row's group (B,): unbiased (Kool et al. 2019; arXiv 2402.14740).
 
     A row with no others to be compared with gets its own reward, hence the advantage 0.
@@ -30,8 +30,9 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.where((count > 1) & ~rewards.isnan(), others_mean, mean)
 
 
-def batch_mean(rewards: Tensor) -> Tensor:
+def batch_mean(rewards: Rewards) -> Tensor:
     """The mean of all valid rewards, for each row (B,)."""
+    rewards = check_rewards(rewards)
     return group_mean(rewards, torch.zeros_like(rewards, dtype=torch.int64))
 
 
@@ -60,20 +61,19 @@ class EMABaseline:
         self.init = init
         self.values: dict[int, float] = {}
 
-    def __call__(self, rewards: Tensor, groups: Tensor) -> Tensor:
+    def __call__(self, rewards: Rewards, groups: Tensor) -> Tensor:
         """Each row's baseline (B,) before this batch; a group not seen before gets the value it would start at.
 
         Args:
             rewards: (B,), NaN where missing.
             groups: (B,) integer ids that mean the same in every batch.
         """
-        rewards = check_rewards(rewards)
         stats, current = self._current(rewards, groups)
-        return stats.per_row(current).to(rewards.dtype)
+        return stats.per_row(current).to(check_rewards(rewards))
 
-    def update(self, rewards: Tensor, groups: Tensor) -> None:
+    def update(self, rewards: Rewards, groups: Tensor) -> None:
         """Take the batch's group means in, once for each group that has a valid reward."""
-        stats, current = self._current(check_rewards(rewards), groups)
+        stats, current = self._current(rewards, groups)
         # b + (1−α)(mean − b), since α·b + (1−α)·b need not round to b.
         moved = current + (1 - self.alpha) * (stats.mean - current)
         seen = stats.count > 0
@@ -90,11 +90,11 @@ class EMABaseline:
         """Take over what ``state_dict`` gave."""
         self.values = dict(zip(state["ids"].tolist(), state["values"].tolist(), strict=True))
 
-    def _current(self, rewards: Tensor, groups: Tensor):
+    def _current(self, rewards: Rewards, groups: Tensor) -> tuple[GroupStatistics, Tensor]:
         """The batch's statistics and, in float64, each of its groups' value (n,) before it."""
-        rewards = rewards.double()
+        rewards = exact_rewards(rewards)
         stats = group_statistics(rewards, groups)
         start = stats.mean if self.init == "group_first" else batch_mean(rewards)[:1].expand(len(stats.ids))
         known = [self.values.get(id, float("nan")) for id in stats.ids.tolist()]
-        known = torch.tensor(known, dtype=torch.float64, device=rewards.device)
+        known = torch.tensor(known, dtype=torch.float64)
         return stats, torch.where(known.isnan(), start, known)

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
-from grpo_from_scratch.objective.shaping import check_rewards
+from grpo_from_scratch.objective.shaping import Rewards, check_rewards, exact_rewards
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class GroupStatistics:
         return self.std == 0
 
 
-def group_statistics(rewards: Tensor, groups: Tensor) -> GroupStatistics:
+def group_statistics(rewards: Rewards, groups: Tensor) -> GroupStatistics:
     """Count, mean and std of the rewards of each group, in the rewards' precision.
 
     Args:
@@ -88,7 +88,7 @@ def _sum_by_group(values: Tensor, position: Tensor, count: int) -> Tensor:
     return values.new_zeros(count).index_add(0, position, values)
 
 
-def icc(rewards: Tensor, groups: Tensor) -> float:
+def icc(rewards: Rewards, groups: Tensor) -> float:
     """Intraclass correlation: the share of reward variance that lies between groups, by the ANOVA estimator.
 
     (MSB − MSW) / (MSB + (n₀ − 1)·MSW), with n₀ = (N − Σ nᵢ²/N)/(n − 1), which is the group size when all are equal
@@ -102,7 +102,7 @@ def icc(rewards: Tensor, groups: Tensor) -> float:
     Returns:
         The estimate, at most 1; NaN with fewer than two groups, without any group of two, or without any variance.
     """
-    rewards = check_rewards(rewards).double()
+    rewards = exact_rewards(rewards)
     stats = group_statistics(rewards, groups)
     some = stats.count > 0
     sizes, means, stds = stats.count[some].double(), stats.mean[some], stats.std[some]
@@ -128,13 +128,13 @@ def first_order_noise_ratio(icc: float, group_size: int, *, explained_variance: 
     return (1 - explained_variance) * (1 - 1 / group_size) / within if within else math.inf
 
 
-def reward_metrics(rewards: Tensor, groups: Tensor) -> dict[str, float]:
+def reward_metrics(rewards: Rewards, groups: Tensor) -> dict[str, float]:
     """What a log says about rewards (B,) in groups (B,); missing rewards are counted and otherwise left out.
 
     ``reward_std`` is over the batch and ``reward_std_within`` the mean of the groups' own: only the latter tells
     whether a group-relative advantage has anything to work with.
     """
-    rewards = check_rewards(rewards).double()
+    rewards = exact_rewards(rewards)
     stats = group_statistics(rewards, groups)
     whole = group_statistics(rewards, torch.zeros_like(stats.position))
     return {

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+Rewards = Sequence[float | None] | Tensor  # (B,), one for each completion; None or NaN where there is no score
 
-def check_rewards(rewards: Sequence[float | None] | Tensor) -> Tensor:
+
+def check_rewards(rewards: Rewards) -> Tensor:
     """Rewards as every function of this package takes them.
 
     Args:
@@ -32,6 +34,15 @@ def check_rewards(rewards: Sequence[float | None] | Tensor) -> Tensor:
             f"rewards must be finite, but rows {infinite} are ±inf: give None for a completion without score"
         )
     return rewards
+
+
+def exact_rewards(rewards: Rewards) -> Tensor:
+    """Checked rewards (B,) in float64 on the CPU, for statistics.
+
+    A large offset common to all rewards then costs no digits of their differences, and an accelerator without float64
+    (MPS) changes nothing. B numbers are not worth an accelerator.
+    """
+    return check_rewards(rewards).cpu().double()
 
 
 def overlong_penalty(lengths: Tensor, *, max_new_tokens: int, buffer: int) -> Tensor:
