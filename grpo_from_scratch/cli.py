@@ -24,6 +24,7 @@ from grpo_from_scratch.evaluation.sweep import run_sweep
 from grpo_from_scratch.evaluation.text import perplexity
 from grpo_from_scratch.objective.presets import PRESETS, Preset, get_preset
 from grpo_from_scratch.policy.loading import load_policy, save_policy
+from grpo_from_scratch.rewards import parse_reward
 from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.sft import SFTConfig, fine_tuned_policy
 from grpo_from_scratch.training.trainer import RLTrainer
@@ -166,11 +167,9 @@ def train(
                 raise ValueError(f"there is no task {task!r}; there is {', '.join(TASKS)}")
             data, reward, model = task, task, model or "tiny"
         tiny = model in ("", "tiny")
-        if not model:
-            model = str(_fine_tune(SFTConfig(data=data, max_new_tokens=max_new_tokens, skip_bad=skip_bad)))
         settings = {
             "preset": preset,
-            "model": model,
+            "model": model or "tiny",
             "data": data,
             "reward": reward,
             "steps": steps,
@@ -183,9 +182,13 @@ def train(
             "out": str(out),
         }
         config = with_settings(settings, set_ or [])
-        with tqdm(total=config.steps, desc=f"training with {preset}", unit="step") as bar:
-            trainer = RLTrainer(config, on_step=lambda row: _show(bar, row))
-            bar.update(trainer.progress.step)
+        parse_reward(reward)  # refused now rather than after the fine-tuning
+        if not model:
+            fine_tuned = _fine_tune(SFTConfig(data=data, max_new_tokens=max_new_tokens, skip_bad=skip_bad))
+            config = dataclasses.replace(config, model=str(fine_tuned))
+        trainer = RLTrainer(config, on_step=lambda row: _show(bar, row))
+        done = trainer.progress.step
+        with tqdm(total=config.steps, initial=done, desc=f"training with {preset}", unit="step") as bar:
             result = trainer.train()
         save_policy(result.model, result.tokenizer, out / "policy")
     rewards = [row["eval_reward"] for row in result.evaluations]

@@ -141,6 +141,8 @@ def sft_config(experiment: Experiment, sft_seed: int) -> SFTConfig:
 
 def initial_policies(experiment: Experiment, workers: int) -> dict[int, str]:
     """SFT seed -> folder of the fine-tuned policy, trained now where it is not cached."""
+    for spec in experiment.specs.values():
+        load_examples(spec, "report", skip_bad=experiment.skip_bad)  # unusable data is refused before anything runs
     configs = [sft_config(experiment, seed) for seed in range(experiment.sft_seeds)]
     what = f"fine-tuning {len(configs)} initial polic{'y' if len(configs) == 1 else 'ies'}"
     folders = run_jobs(_fine_tune, configs, workers=workers, steps=lambda c: c.steps, description=what)
@@ -152,12 +154,13 @@ def _fine_tune(config: SFTConfig, report: Report) -> Path:
 
 
 def jobs_of(experiment: Experiment, policies: dict[int, str], out: Path) -> list[Job]:
+    """Every run of the table; rows take turns, so that what else the machine does falls on all of them alike."""
     jobs = []
     for difficulty, spec in experiment.specs.items():
-        for row in experiment.rows:
-            settings = swept_settings(difficulty, row)
-            for seed in range(experiment.seeds):
-                sft_seed = seed % experiment.sft_seeds
+        for seed in range(experiment.seeds):
+            sft_seed = seed % experiment.sft_seeds
+            for row in experiment.rows:
+                settings = swept_settings(difficulty, row)
                 config = train_config(
                     experiment, row, settings, data=spec, model=policies[sft_seed], seed=seed, eval_split="report"
                 )

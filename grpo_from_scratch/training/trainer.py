@@ -73,7 +73,6 @@ class RLTrainer:
     ):
         self.config, self.on_step, self.on_evaluation = config, on_step, on_evaluation
         self.folder = Path(config.out)
-        claim_folder(self.folder, config)
         self.experience = Experience(config)
         self.model, self.tokenizer = starting_policy(
             config.model, config.data, self.experience.train_examples, config.seed
@@ -81,6 +80,7 @@ class RLTrainer:
         self.algorithm = Algorithm(config, self.model)
         self.updater = Updater(config, self.algorithm)
         self.progress = Progress()
+        claim_folder(self.folder, config)  # last, so that what was refused above leaves no folder behind
         checkpoint = latest_checkpoint(self.folder / "checkpoints")
         if checkpoint is not None:
             self._restore(load_checkpoint(checkpoint))

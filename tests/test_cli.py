@@ -1,0 +1,135 @@
+"""The command line: what it says when something is wrong, and that each command does its job."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from grpo_from_scratch import cli
+from grpo_from_scratch.policy.loading import new_tiny_policy, save_policy
+
+WORDS = "red green blue one two three"
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory) -> str:
+    model, tokenizer = new_tiny_policy([WORDS], hidden_size=16, layers=1, heads=2)
+    folder = tmp_path_factory.mktemp("policy")
+    save_policy(model, tokenizer, folder)
+    return str(folder)
+
+
+@pytest.fixture
+def dialogues(tmp_path) -> str:
+    words = WORDS.split()
+    lines = [
+        json.dumps({"context": f"{a} {b} {c}", "response": f"{a} {b}"}) for a in words for b in words for c in words
+    ]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return f"jsonl:{tmp_path / 'data.jsonl'}"
+
+
+def grpo(*arguments: str, code: int = 0) -> str:
+    """Output of the command, with blanks and line breaks folded."""
+    found = CliRunner().invoke(cli.app, list(arguments), env={"COLUMNS": "200", "GRPO_TRACEBACK": ""})
+    assert found.exit_code == code, found.output
+    assert "Traceback" not in found.output
+    return " ".join(found.output.split())
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["train", "--preset", "grop"], "there is no preset 'grop'; nearest is"),
+        (["train", "--model", "tiny", "--data", "embeded"], "unknown data 'embeded'; the nearest valid: embedded"),
+        (["train", "--model", "tiny", "--data", "jsonl:nowhere.jsonl"], "no data file nowhere.jsonl"),
+        (["train", "--model", "tiny", "--reward", "blue"], "unknown reward 'blue'; the nearest valid: bleu"),
+        (["train", "--model", "tiny", "--group-size", "1"], "group_size must be at least 2, not 1"),
+        (["train", "--task", "sorting"], "there is no task 'sorting'"),
+        (["train", "--model", "tiny", "--set", "clip=1"], "--set takes NAME=VALUE, got 'clip=1'"),
+        (["train", "--model", "/nowhere/at/all"], "there is no folder '/nowhere/at/all'"),
+        (["table", "--algorithms", "gpro"], "there is no algorithm 'gpro' in the table; nearest is 'grpo'"),
+        (["table", "--data", "jsonl:nowhere.jsonl"], "no data file nowhere.jsonl"),
+        (["table", "--difficulty", "medium"], "difficulty must be mixed, even, hidden or a number"),
+        (["evaluate", "nobody/nothing-at-all"], "neither 'tiny' nor a local folder"),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    said = grpo(*arguments, code=1)
+    assert said.startswith("grpo: ") and message in said
+    assert list(tmp_path.iterdir()) == [], "a command that is refused leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b'{"context": "hi", "response": "\xff"}', "line 3: not UTF-8"),
+        (b"{context: hi}", "line 3: not JSON"),
+        (b'{"context": "hi"}', 'line 3: no reply; expected "response"'),
+    ],
+)
+def test_bad_line_is_named_or_skipped_and_counted(line, message, tmp_path, dialogues, policy):
+    file = tmp_path / "data.jsonl"
+    good = file.read_bytes().split(b"\n")
+    file.write_bytes(b"\n".join([*good[:2], line, *good[2:]]))
+    arguments = ["evaluate", policy, "--data", dialogues, "--count", "3", "--max-new-tokens", "3"]
+    assert message in grpo(*arguments, code=1)
+    assert "skipped 1 bad lines" in grpo(*arguments, "--skip-bad")
+
+
+def test_train_then_evaluate(tmp_path, dialogues, policy):
+    out = tmp_path / "run"
+    arguments = ["train", "--model", policy, "--data", dialogues, "--out", str(out), "--steps", "2", "--prompts", "2"]
+    arguments += ["--group-size", "2", "--max-new-tokens", "4", "--set", "kl_coef=0.1", "--set", "eval_prompts=4"]
+    assert re.search(r"held-out reward \d\.\d+ -> \d\.\d+", grpo(*arguments))
+    config = json.loads((out / "config.json").read_text())
+    assert config["preset"]["kl_coef"] == 0.1 and config["eval_prompts"] == 4
+    said = grpo("evaluate", str(out / "policy"), "--data", dialogues, "--count", "4")
+    assert {"bleu", "bleu_greedy", "rouge_l", "distinct", "perplexity"} <= set(said.split())
+    assert "other settings (seed: 0 there, 1 here)" in grpo(*arguments, "--seed", "1", code=1)
+
+
+def test_sft_is_cached(tmp_path, dialogues, policy, monkeypatch):
+    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
+    said = [grpo("sft", "--model", policy, "--data", dialogues, "--steps", "2") for _ in range(2)]
+    folders = [re.search(r"Policy: (\S+)", text)[1] for text in said]
+    assert folders[0] == folders[1] and len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_interrupted_train_goes_on_to_the_same_policy(tmp_path, dialogues, policy):
+    """SIGINT to the real command in the middle of a run, then the same command again: the undisturbed run's bits."""
+
+    def command(out: str) -> list[str]:
+        options = [
+            "--model",
+            policy,
+            "--data",
+            dialogues,
+            "--steps",
+            "60",
+            "--set",
+            "eval_every=0",
+            "--max-new-tokens",
+            "8",
+        ]
+        return [sys.executable, "-m", "grpo_from_scratch", "train", *options, "--out", str(tmp_path / out)]
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    running = subprocess.Popen(command("broken"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "broken" / "metrics.jsonl"
+    while running.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 5):
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate()
+    assert running.returncode == 130 and "the same command goes on from there" in said
+    assert len(metrics.read_text().splitlines()) < 60
+    subprocess.run(command("broken"), check=True, capture_output=True)
+    whole, broken = ((tmp_path / out / "policy" / "model.safetensors").read_bytes() for out in ("whole", "broken"))
+    assert whole == broken
