@@ -106,7 +106,7 @@ def test_ema_baseline_starts_at_a_mean_not_at_zero(init, value):
     """EMA-01: three rewards of 4 have the baselines 4, 4, 4, and no other reward leaves a residue either (ADV-01)."""
     ema, group = EMABaseline(alpha=0.95, init=init), torch.tensor([0])
     for _ in range(3):
-        reward = torch.tensor([value]).double()
+        reward = torch.tensor([value], dtype=torch.float64)
         assert ema(reward, group) == reward
         ema.update(reward, group)
 
