@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from grpo_from_scratch.evaluation.curves import Interval
+from grpo_from_scratch.evaluation.intervals import Interval
 
 ARTICLE, NAMESAKE = "cluster_ema", "grpo"  # what the article describes, and what the name means
 CLAIMS = (("sample_efficiency", 1.0, 1.8), ("stability", 0.72, 0.89), ("bleu", 0.32, 0.38))  # metric, PPO, GRPO

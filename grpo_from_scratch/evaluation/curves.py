@@ -1,7 +1,7 @@
-"""What learning curves say: how fast, how steadily, and how sure we are.
+"""What learning curves say: how fast an algorithm learned, and how steadily.
 
 Arrays have the shape ``(..., runs, evaluations)``: one line for each run of one algorithm, any leading dimensions. The
-bootstrap uses that: it resamples runs into a new leading dimension and calls the same function again.
+bootstrap (``intervals``) uses that: it resamples runs into a new leading dimension and calls the same function again.
 
 Runs are averaged first, and the averaged curve is read. A single run may never reach a target, and a mean over those
 that do would favour the algorithm whose bad runs drop out; the averaged curve has one answer, or an honest bound.
@@ -9,72 +9,15 @@ The average is the interquartile mean (IQM; Agarwal et al. 2021, arXiv 2108.1326
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from grpo_from_scratch.distributed.randomness import numpy_generator
-
-Array = np.ndarray
-# What is known of a number: the least and the most it can be. Equal when it was observed.
-Bounds = tuple[Array, Array]
+from grpo_from_scratch.evaluation.intervals import Array, Bounds, has_interval, quantiles, resample
 
 LAST = 3  # evaluations that make the final reward: one alone is noise
 FRACTIONS = (0.5, 0.75, 0.9)
 HEADLINE_FRACTION = 0.75
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A measured number with its 95 % interval.
-
-    Attributes:
-        value: NaN when it is not defined; prints as "—".
-        low, high: both NaN when there is no interval; −inf or inf when resamples may lie anywhere on that side.
-        bound: "<" when ``value`` is only an upper bound, because the algorithm never got there.
-    """
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-    bound: str = ""
-
-    def format(self, digits: int = 2, *, sign: str = "", unit: str = "") -> str:
-        """For people: "1.31 [1.05, 1.62]", "< 0.84 [0.00, 1.10]", "—" without a value.
-
-        Brackets only around an interval wider than nothing. ``sign="+"`` shows a plus; ``unit`` follows the value.
-        """
-
-        def show(number: float) -> str:
-            number = round(number, digits) + 0.0  # no −0.00
-            return f"{number:{sign}.{digits}f}".replace("inf", "∞").replace("-", "−")
-
-        if math.isnan(self.value):
-            return "—"
-        text = f"{self.bound} {show(self.value)}{unit}".lstrip()
-        return (
-            text if math.isnan(self.low) or self.low == self.high else f"{text} [{show(self.low)}, {show(self.high)}]"
-        )
-
-    def to_json(self) -> dict[str, float | str | None]:
-        """{"value", "low", "high"} and "bound" where there is one; null for what is not a finite number."""
-        fields = {name: rounded(getattr(self, name)) for name in ("value", "low", "high")}
-        return fields | ({"bound": self.bound} if self.bound else {})
-
-    @classmethod
-    def from_json(cls, fields: dict[str, float | str | None]) -> "Interval":
-        """The inverse. One end null and the other not: that side is open. Both null: no interval."""
-        low, high = fields["low"], fields["high"]
-        if (low is None) != (high is None):
-            low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
-        value, low, high = (math.nan if v is None else v for v in (fields["value"], low, high))
-        return cls(value, low, high, fields.get("bound", ""))
-
-
-def rounded(value: float) -> float | None:
-    """Six significant digits, for a file people read; None for NaN and infinities, which JSON does not have."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def check_curves(reward: Array, x: Array, *, name: str) -> None:
@@ -146,9 +89,8 @@ def reach(x: Array, curve: Array, target: Array) -> Array:
     before = np.maximum(after - 1, 0)
     x0, x1 = np.take_along_axis(x, before, -1), np.take_along_axis(x, after, -1)
     y0, y1 = np.take_along_axis(curve, before, -1), np.take_along_axis(curve, after, -1)
-    rise = np.where(y1 > y0, y1 - y0, 1.0)  # 1 stands in where before == after: the curve starts above the target
-    share = np.where(after > 0, (target - y0) / rise, 0.0)
-    where = x0 + share * (x1 - x0)
+    rise = np.where(after > 0, y1 - y0, 1.0)  # where before == after, x1 − x0 is 0 and any number serves
+    where = x0 + (target - y0) / rise * (x1 - x0)
     return np.where(reached.any(-1), where[..., 0], np.nan)
 
 
@@ -219,7 +161,7 @@ def stability_components(reward: Array, strata: Array, *, scale: float) -> Array
         one run.
     """
     lead, (runs, evaluations) = reward.shape[:-2], reward.shape[-2:]
-    if not scale > 0 or evaluations < 4:
+    if scale <= 0 or evaluations < 4:
         return np.full((*lead, 3), np.nan)
     across_time = _iqr(np.diff(reward, n=2, axis=-1), -1).mean(-1) / math.sqrt(3)
     drawdown = np.maximum.accumulate(reward, axis=-1) - reward
@@ -229,69 +171,6 @@ def stability_components(reward: Array, strata: Array, *, scale: float) -> Array
         spread = _iqr(reward[..., strata == stratum, 1:], -2).mean(-1) if count > 1 else np.nan
         across_seeds = across_seeds + spread * count / runs
     return np.clip(1 - np.stack([across_time, risk, across_seeds], axis=-1) / scale, 0.0, 1.0)
-
-
-Sample = tuple[Array, Sequence[Array]]  # strata (runs,), and arrays (runs, ...) that are resampled together
-
-
-def resample(strata: Array, *, count: int, generator: np.random.Generator) -> Array:
-    """Draw runs with replacement within each stratum: (count, runs) indices, position i always of run i's stratum."""
-    drawn = np.empty((count, len(strata)), dtype=np.int64)
-    for stratum in np.unique(strata):
-        members = np.flatnonzero(strata == stratum)
-        drawn[:, members] = generator.choice(members, size=(count, len(members)))
-    return drawn
-
-
-def has_interval(strata: Array) -> bool:
-    """A stratum with one run shows nothing of its spread: every resample would repeat it, and look certain."""
-    return bool(np.unique(strata, return_counts=True)[1].min() > 1)
-
-
-def _quantiles(least: Array, most: Array) -> Bounds:
-    # inverted_cdf takes one of the resamples, so no inf − inf between two of them.
-    low = np.quantile(least, 0.025, axis=0, method="inverted_cdf")
-    return low, np.quantile(most, 0.975, axis=0, method="inverted_cdf")
-
-
-def bootstrap(statistic: Callable[..., Array | Bounds], *samples: Sample, count: int = 2000, seed: int = 0) -> Interval:
-    """A statistic with its 95 % percentile interval from a stratified bootstrap over runs.
-
-    Strata are the initial policies: they are given, the runs on each are drawn. Each sample (PPO's runs, the
-    algorithm's runs) is resampled on its own, so both sides' luck is in the interval.
-
-    Args:
-        statistic: takes the samples' arrays in order, each (..., runs, …), and returns (...) or Bounds of it.
-        samples: pairs (strata, arrays).
-        count: resamples.
-        seed: of the resamples.
-
-    Returns:
-        The value on the runs as they are, and an interval. A resample that only bounds the statistic pulls the low
-        end down to its least and the high end up to its most, so that not knowing widens the interval. No interval when
-        a stratum has one run.
-    """
-
-    def bounds(indices: Sequence[Array | slice]) -> Bounds:
-        arrays = [array[index] for (_, values), index in zip(samples, indices, strict=True) for array in values]
-        result = statistic(*arrays)
-        if isinstance(result, tuple):
-            return result
-        known = ~np.isnan(result)
-        return np.where(known, result, -np.inf), np.where(known, result, np.inf)
-
-    least, most = (float(end) for end in bounds([slice(None)] * len(samples)))
-    if math.isinf(most):
-        return Interval(math.nan)
-    bound = "<" if least < most else ""
-    if not all(has_interval(strata) for strata, _ in samples):
-        return Interval(most, bound=bound)
-    draws = [
-        resample(strata, count=count, generator=numpy_generator(seed, "bootstrap", item=item))
-        for item, (strata, _) in enumerate(samples)
-    ]
-    low, high = (float(end) for end in _quantiles(*bounds(draws)))
-    return Interval(most, low, high, bound)
 
 
 def band(values: Array, strata: Array, *, count: int = 2000, seed: int = 0) -> tuple[Array, Array, Array]:
@@ -304,4 +183,4 @@ def band(values: Array, strata: Array, *, count: int = 2000, seed: int = 0) -> t
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
     draws = resample(strata, count=count, generator=numpy_generator(seed, "bootstrap"))
     curves = mean_curve(values[draws])  # (count, evaluations)
-    return mean, *_quantiles(curves, curves)
+    return mean, *quantiles(curves, curves)

@@ -141,8 +141,8 @@ def curves_figure(table: Table) -> Figure:
                 _draw_target(axes, part, headline, named=axes is right)
         _write_labels(left, part, styles)
         left.set_ylabel("held-out reward", color=INK, fontsize=11)
-        left.set_title(f"{name}: the same completions", loc="left", color=INK, fontsize=12)
-        right.set_title("the same computing time", loc="left", color=INK, fontsize=12)
+        left.set_title(f"{name}: what a completion buys", loc="left", color=INK, fontsize=12)
+        right.set_title("what a CPU second buys", loc="left", color=INK, fontsize=12)
         left.set_xlabel("completions sampled", color=INK, fontsize=11)
         right.set_xlabel("CPU seconds", color=INK, fontsize=11)
     return figure

@@ -98,7 +98,10 @@ class Difficulty(TypedDict):
     ev: list[float | None] | None  # of the headline PPO
     group_size: int | None  # the one icc was measured with
     noise_ratio_to_constant: float | None  # first-order, at the first icc
-    first_order_noise_ratio: float | None  # against the headline's critic, at its EV over the last three evaluations
+    noise_ratios: (
+        list[float | None] | None
+    )  # first-order, against the headline's critic, at each evaluation's icc and ev
+    first_order_noise_ratio: float | None  # their median
     curves: dict[str, CurveJSON]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from grpo_from_scratch.evaluation import curves
 from grpo_from_scratch.evaluation.claims import ARTICLE, CLAIMS, NAMESAKE, joint_verdict, side_verdict
-from grpo_from_scratch.evaluation.curves import Array, Interval, rounded
+from grpo_from_scratch.evaluation.intervals import Array, Interval, Sample, bootstrap, rounded
 from grpo_from_scratch.evaluation.schema import Claim, CurveJSON, Difficulty, Row, RunResult, Table
 
 LEARNED_EV = 0.2  # a critic that explains less has not learned
@@ -78,7 +78,7 @@ class Runs:
     def trained(self) -> bool:
         return self.reward.shape[1] > 1
 
-    def sample(self, *arrays: Array) -> curves.Sample:
+    def sample(self, *arrays: Array) -> Sample:
         return self.strata, arrays
 
 
@@ -111,11 +111,26 @@ def noise_ratio(icc: float, group_size: int, *, ev: float = 0.0) -> float:
     return (1 - ev) * (1 - 1 / group_size) / (1 - icc) if icc < 1 else math.nan
 
 
+def critic_noise_ratios(group: Runs, base: Runs) -> list[float | None] | None:
+    """The noise ratio against the base's critic at each evaluation, both after as many completions.
+
+    ICC and EV rise together while the policies are trained, so the one at the start says nothing beside the other at
+    the end. None where the rows were evaluated after different numbers of completions, or without a critic.
+    """
+    if base.ev is None or not np.array_equal(group.completions[0], base.completions[0]):
+        return None
+    size = group.first["config"]["group_size"]
+    return [
+        None if icc is None or ev is None else rounded(noise_ratio(icc, size, ev=ev))
+        for icc, ev in zip(group.icc, base.ev, strict=True)
+    ]
+
+
 def efficiency_interval(base: Runs, runs: Runs, *, x: str, fraction: float = curves.HEADLINE_FRACTION) -> Interval:
     """Sample (x = "completions") or compute (x = "cpu_seconds") efficiency; 1 for the headline, by definition."""
     if runs is base:
         return Interval(1.0, 1.0, 1.0)
-    return curves.bootstrap(
+    return bootstrap(
         lambda *arrays: curves.efficiency(*arrays, fraction=fraction),
         base.sample(getattr(base, x), base.reward),
         runs.sample(getattr(runs, x), runs.reward),
@@ -133,7 +148,7 @@ def _ratio(top: Array, bottom: Array) -> Array:
 
 def has_gained(runs: Runs) -> bool:
     """Whether the row's gain is larger than chance: its interval lies above 0. Only then is its steadiness a virtue."""
-    return runs.trained and curves.bootstrap(curves.gain, runs.sample(runs.reward)).low > 0
+    return runs.trained and bootstrap(curves.gain, runs.sample(runs.reward)).low > 0
 
 
 def claim_ratio(metric: str, base: Runs, runs: Runs, scale: float) -> Interval:
@@ -141,7 +156,7 @@ def claim_ratio(metric: str, base: Runs, runs: Runs, scale: float) -> Interval:
     if metric == "sample_efficiency":
         return efficiency_interval(base, runs, x="completions")
     if metric == "bleu":
-        return curves.bootstrap(
+        return bootstrap(
             lambda b, a: _ratio(curves.iqm(a, -1), curves.iqm(b, -1)),
             base.sample(base.final["bleu"]),
             runs.sample(runs.final["bleu"]),
@@ -149,7 +164,7 @@ def claim_ratio(metric: str, base: Runs, runs: Runs, scale: float) -> Interval:
     if not (has_gained(base) and has_gained(runs)):
         return Interval(math.nan)
     of_base, of_runs = _components(base, scale), _components(runs, scale)
-    return curves.bootstrap(
+    return bootstrap(
         lambda b, a: _ratio(of_runs(a).mean(-1), of_base(b).mean(-1)),
         base.sample(base.reward),
         runs.sample(runs.reward),
@@ -182,13 +197,13 @@ def _row(runs: Runs, base: Runs | None, scale: float) -> Row:
     compute = efficiency_interval(base, runs, x="cpu_seconds") if compared else nothing
     components = _components(runs, scale)
     parts = {
-        name: (curves.bootstrap(lambda r, i=i: components(r)[..., i], sample) if gained else nothing).to_json()
+        name: (bootstrap(lambda r, i=i: components(r)[..., i], sample) if gained else nothing).to_json()
         for i, name in enumerate(("across_time", "risk", "across_seeds"))
     }
-    steady = curves.bootstrap(lambda r: components(r).mean(-1), sample) if gained else nothing
-    settled = curves.bootstrap(curves.convergence, runs.sample(runs.steps, runs.reward)) if gained else nothing
+    steady = bootstrap(lambda r: components(r).mean(-1), sample) if gained else nothing
+    settled = bootstrap(curves.convergence, runs.sample(runs.steps, runs.reward)) if gained else nothing
     completions, seconds = (float(curves.iqm(values[:, -1])) for values in (runs.completions, runs.cpu_seconds))
-    final = {key: curves.bootstrap(lambda v: curves.iqm(v, -1), runs.sample(v)) for key, v in runs.final.items()}
+    final = {key: bootstrap(lambda v: curves.iqm(v, -1), runs.sample(v)) for key, v in runs.final.items()}
     return {
         "name": runs.name,
         "algorithm": runs.first["algorithm"],
@@ -199,8 +214,8 @@ def _row(runs: Runs, base: Runs | None, scale: float) -> Row:
         "seeds": len(runs.strata),
         "sft_seeds": len(np.unique(runs.strata)),
         "ev": runs.ev,
-        "reward": curves.bootstrap(lambda r: curves.final_reward(curves.mean_curve(r)), sample).to_json(),
-        "gain": (curves.bootstrap(curves.gain, sample) if runs.trained else nothing).to_json(),
+        "reward": bootstrap(lambda r: curves.final_reward(curves.mean_curve(r)), sample).to_json(),
+        "gain": (bootstrap(curves.gain, sample) if runs.trained else nothing).to_json(),
         "sample_efficiency": {**fractions[f"{curves.HEADLINE_FRACTION:g}"], "fractions": fractions},
         "compute_efficiency": compute.to_json(),
         "stability": {**steady.to_json(), "components": parts},
@@ -236,18 +251,20 @@ def build_difficulty(difficulty: str, results: Sequence[RunResult]) -> Difficult
     best = max(trained, key=lambda row: curves.final_reward(curves.mean_curve(row.reward)), default=None)
     scale = float(curves.gain(best.reward)) if best else math.nan
     grouped = sorted((r for r in rows if r.icc), key=lambda r: r.first["algorithm"] != NAMESAKE)
-    group = grouped[0].first["config"]["group_size"] if grouped else None
-    icc, ev = grouped[0].icc if grouped else None, base.ev if base else None
-    start = first_value(icc)
+    group = grouped[0] if grouped else None
+    size = group.first["config"]["group_size"] if group else None
+    ratios = critic_noise_ratios(group, base) if group and base else None
+    known = [ratio for ratio in ratios or [] if ratio is not None]
     return {
         "headline": base.name if base else None,
         "rows": [_row(row, base, scale) for row in rows],
         "claims": _claims(difficulty, rows, base, scale),
-        "icc": icc,
-        "ev": ev,
-        "group_size": group,
-        "noise_ratio_to_constant": rounded(noise_ratio(start, group)) if group else None,
-        "first_order_noise_ratio": rounded(noise_ratio(start, group, ev=last_mean(ev))) if group else None,
+        "icc": group.icc if group else None,
+        "ev": base.ev if base else None,
+        "group_size": size,
+        "noise_ratio_to_constant": rounded(noise_ratio(first_value(group.icc), size)) if group else None,
+        "noise_ratios": ratios,
+        "first_order_noise_ratio": rounded(float(np.median(known))) if known else None,
         "curves": {row.name: _curve(row) for row in trained},
     }
 

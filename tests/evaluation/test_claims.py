@@ -5,7 +5,7 @@ import math
 import pytest
 
 from grpo_from_scratch.evaluation.claims import joint_verdict, side_verdict
-from grpo_from_scratch.evaluation.curves import Interval
+from grpo_from_scratch.evaluation.intervals import Interval
 
 
 @pytest.mark.parametrize(

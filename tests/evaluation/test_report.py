@@ -61,7 +61,7 @@ def test_render_report_quick_says_indicative():
     report = render_report(quick_table())
     assert "**Indicative only**" in report
     assert "- sample efficiency: **" in report
-    assert report.count("** (indicative)") == 3
+    assert "## The article's claims, in one line each, indicative" in report
     assert "2 runs on 1 initial policy for each row." in report
 
 
@@ -102,9 +102,9 @@ def test_explain_is_five_sentences_with_the_tables_numbers(table):
     sentences = re.split(r"(?<=[a-z0-9\])])\. (?=[A-Z])", text)
     assert len(sentences) == 5
     part |= {"icc": [0.31, 0.4], "ev": [None, 0.44], "group_size": 4}
-    part |= {"noise_ratio_to_constant": 1.11, "first_order_noise_ratio": 0.62}
+    part |= {"noise_ratio_to_constant": 1.11, "first_order_noise_ratio": 0.62, "noise_ratios": [None, 0.9, 0.3]}
     text = explain(part)
-    for number in ("0.31", "0.35", "G = 4", "1.11", "0.44", "0.62", "0.25"):
+    for number in ("0.31", "0.35", "G = 4", "1.11", "0.44", "0.90 to 0.60, median 0.62", "0.25"):
         assert number in text
     assert "0.31 is more than 0.25" in text
     assert "the critic should be the quieter" in text
@@ -137,6 +137,7 @@ def test_relative_is_a_change_in_percent():
     assert relative({"value": 1.31, "low": 1.05, "high": 1.62}) == "+31 % [+5, +62]"
     assert relative({"value": 0.375, "low": 0.0, "high": 0.5, "bound": "<"}) == "< −62 % [−100, −50]"
     assert relative({"value": 1.2, "low": 0.0, "high": None}) == "+20 % [−100, +∞]"
+    assert relative({"value": 0.96, "low": 0.92, "high": 0.998}) == "−4 % [−8, −0]"  # which side of nothing
     assert relative({"value": None, "low": None, "high": None}) == "—"
 
 

@@ -85,6 +85,12 @@ def test_build_table_stability_only_of_rows_that_gained():
     assert rows["ppo 64x1"]["stability"]["value"] is not None
 
 
+def test_build_table_compares_no_stability_with_a_row_that_did_not_gain():
+    up_and_down = [run("grpo", FAST, seed=0), run("grpo", [-r for r in SLOW], seed=1)]
+    claims = table_of({"mixed": [*ppo(), *up_and_down]})["difficulties"]["mixed"]["claims"]
+    assert next(claim for claim in claims if claim["metric"] == "stability")["grpo"]["value"] is None
+
+
 def test_build_table_headline_is_ppo_with_one_completion_a_prompt():
     small = twice("ppo", FAST, ev=0.1)
     rows = rows_of([*small, *ppo()])
@@ -92,6 +98,13 @@ def test_build_table_headline_is_ppo_with_one_completion_a_prompt():
     part = table_of({"mixed": [*small, *ppo(ev=0.6)]})["difficulties"]["mixed"]
     assert part["headline"] == "ppo 64x1"
     assert part["ev"] == [None, 0.6, 0.6, 0.6, 0.6]
+
+
+def test_build_table_headline_is_1_by_definition_however_its_runs_differ():
+    runs = [run("ppo", rewards, prompts=64, group_size=1, seed=i) for i, rewards in enumerate((SLOW, FAST))]
+    row = rows_of(runs)["ppo 64x1"]
+    for efficiency in (row["compute_efficiency"], *row["sample_efficiency"]["fractions"].values()):
+        assert efficiency == {"value": 1, "low": 1, "high": 1}
 
 
 def test_build_table_without_ppo_compares_nothing():
@@ -133,14 +146,24 @@ def test_build_table_verdicts_over_difficulties():
     assert table_of({"mixed": good, "even": good})["verdicts"]["sample_efficiency"] == "reproduced"
 
 
-def test_build_table_noise_ratio_from_the_first_icc_and_the_last_ev():
-    """icc starts at .5, G = 8: (1 − 1/8)/(1 − .5) = 1.75; a critic with EV .6 has .4 of that."""
-    part = table_of({"mixed": [*ppo(ev=0.6), *twice("rloo", FAST, icc=0.1), *twice("grpo", FAST, icc=0.5)]})
+def test_build_table_noise_ratios_pair_icc_and_ev_of_one_evaluation():
+    """G = 8. ICC .5 at first: (1 − 1/8)/(1 − .5) = 1.75 over a constant. An EV leaves (1 − EV) of its evaluation's."""
+    runs = [changed(run, ev=[None, 0.0, 0.2, 0.4, 0.6]) for run in ppo()]
+    part = table_of({"mixed": [*runs, *twice("rloo", FAST, icc=0.1), *twice("grpo", FAST, icc=0.5)]})
     part = part["difficulties"]["mixed"]
     assert part["icc"] == pytest.approx([0.5, 0.55, 0.6, 0.65, 0.7])
     assert part["group_size"] == 8
     assert part["noise_ratio_to_constant"] == pytest.approx(1.75)
-    assert part["first_order_noise_ratio"] == pytest.approx(0.7)
+    expected = [0.875 / 0.45, 0.8 * 0.875 / 0.4, 0.6 * 0.875 / 0.35, 0.4 * 0.875 / 0.3]
+    assert part["noise_ratios"][0] is None
+    assert part["noise_ratios"][1:] == pytest.approx(expected, rel=1e-5)
+    assert part["first_order_noise_ratio"] == pytest.approx((expected[1] + expected[2]) / 2, rel=1e-5)
+
+
+def test_build_table_noise_ratios_need_the_same_completions():
+    part = table_of({"mixed": [*ppo(ev=0.6), *twice("grpo", [*FAST, 0.5], icc=0.5)]})["difficulties"]["mixed"]
+    assert part["noise_ratios"] is None
+    assert part["first_order_noise_ratio"] is None
 
 
 def test_build_table_series_average_the_runs_that_have_a_value():
