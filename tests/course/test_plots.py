@@ -86,13 +86,17 @@ def test_lines_draws_dots_where_asked():
     assert [(line.get_linestyle(), line.get_marker()) for line in ax.lines] == [("-", "None"), ("None", "o")]
 
 
-def test_lines_names_do_not_overlap_and_keep_their_order():
-    ax, _ = plots.lines({"a": [0.0, 0.999], "b": [0.0, 1.0], "c": [0.0, 1.001], "d": [0.0, 0.0]}, **LABELS)
+@pytest.mark.parametrize(
+    "ends", [{"d": 0.0, "a": 0.999, "b": 1.0, "c": 1.001}, {"a": 0.0, "b": 0.001, "c": 0.002, "d": 1}]
+)
+def test_lines_names_do_not_overlap_and_keep_their_order(ends):
+    ax, _ = plots.lines({name: [0.0, end] for name, end in ends.items()}, **LABELS)
     ax.figure.canvas.draw()
     boxes = {text.get_text(): text.get_window_extent() for text in ax.texts}
-    for lower, upper in itertools.pairwise("dabc"):
+    for lower, upper in itertools.pairwise(ends):
         assert boxes[lower].y1 <= boxes[upper].y0 + 1
-    assert abs(boxes["d"].y0 + boxes["d"].y1 - 2 * ax.transData.transform((1, 0))[1]) < 30  # at its line's end
+    lowest = next(iter(ends))  # room is made upwards, so this one stays at its line's end
+    assert abs(boxes[lowest].y0 + boxes[lowest].y1 - 2 * ax.transData.transform((1, ends[lowest]))[1]) < 10
     picture = ax.figure.bbox
     assert all(box.x1 <= picture.x1 and box.y1 <= picture.y1 for box in boxes.values())
 
@@ -135,6 +139,7 @@ def test_panels_share_a_figure_of_the_courses_width():
 
 
 def test_the_look_leaves_other_figures_alone():
+    matplotlib.rcdefaults()
     before = dict(matplotlib.rcParams)
     plots.lines({"a": [0, 1]}, **LABELS)
     assert dict(matplotlib.rcParams) == before
