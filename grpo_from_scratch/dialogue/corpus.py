@@ -34,7 +34,8 @@ COUNTS = {"train": 6000, "tuning": 500, "report": 500}
 DIFFICULTIES = ("mixed", "even", "hidden")
 EVEN_REFERENCES, EASY_REFERENCES = 3, 12
 KNOWLEDGE_SHARE = 0.25
-HARD_TOPICS = ("job", "food", "event")  # drawn with probability 1/8, 1/8 and 1/4: half of all contexts
+HARD_TOPICS = ("job", "food", "event")  # of "mixed"; drawn with probability 1/8, 1/8 and 1/4: half of all contexts
+HIDDEN_HARD_SHARE = 0.5
 RESPONSES = 4
 GENERIC_SHARE, WRONG_FACT_SHARE, WRONG_KIND_SHARE = 0.20, 0.15, 0.10  # of the replies that fine-tuning imitates
 
@@ -46,9 +47,7 @@ REPLIES = {
     ]
     for (topic, kind), cores in CORES.items()
 }
-
-
-PAIRS = list(itertools.permutations(VALUES, 2))  # a topic and an aside
+PAIRS = list(itertools.permutations(VALUES, 2))  # what the user asks about, and what else the persona says
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,8 @@ def embedded_dialogues(
     """Seeded dialogues whose contexts no other split has.
 
     Args:
-        split: "train", "tuning" or "report". The facts of a background decide by their hash where it belongs, whatever
-            the seed, so the same facts never stand in two splits.
+        split: "train", "tuning" or "report". The hash of the facts that stand together (two of a persona, or an event
+            with its month and city) decides where they belong, whatever the seed.
         difficulty: how good replies are spread over contexts:
             "even": three references each;
             "mixed": twelve for easy contexts, one idiosyncratic one for hard contexts; the topic tells which is which;
@@ -154,16 +153,20 @@ def _noisy_reply(rng: Generator, scene: Scene, kind: str) -> str:
 
 def _references(rng: Generator, scene: Scene, kind: str, difficulty: str | float, lot: float) -> tuple[str, ...]:
     """Distinct good replies: a few, many, or one buried in small talk."""
-    if difficulty == "even":
-        hard, wanted = False, EVEN_REFERENCES
-    elif difficulty == "mixed":
-        hard, wanted = scene.topic in HARD_TOPICS, EASY_REFERENCES
-    else:
-        hard, wanted = lot < (0.5 if difficulty == "hidden" else difficulty), EASY_REFERENCES
     replies = REPLIES[scene.topic, kind]
-    if hard:
+    if _is_hard(scene.topic, difficulty, lot):
         return (f"{_pick(rng, GENERIC)} {_pick(rng, replies).format(**scene.slots)} {_pick(rng, GENERIC)}",)
-    return tuple(replies[i].format(**scene.slots) for i in rng.permutation(len(replies))[:wanted])
+    count = EVEN_REFERENCES if difficulty == "even" else EASY_REFERENCES
+    return tuple(replies[i].format(**scene.slots) for i in rng.permutation(len(replies))[:count])
+
+
+def _is_hard(topic: str, difficulty: str | float, lot: float) -> bool:
+    """Whether a context is hard; ``lot`` is uniform in [0, 1) and independent of all that can be seen."""
+    if difficulty == "even":
+        return False
+    if difficulty == "mixed":
+        return topic in HARD_TOPICS
+    return lot < (HIDDEN_HARD_SHARE if difficulty == "hidden" else difficulty)
 
 
 def _pick(rng: Generator, options: Sequence):

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import re
 import warnings
 from collections.abc import Iterator
 from itertools import islice
@@ -56,7 +55,10 @@ def load_examples(
 
 
 def _difficulty(text: str) -> str | float:
-    return float(text) if re.fullmatch(r"\d*\.?\d+", text) else text
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _load_jsonl(path: Path, split: str, count: int | None, skip_bad: bool) -> list[Example]:

@@ -31,7 +31,14 @@ def many(folder, count=200):
 
 def test_load_examples_embedded():
     assert load_examples("embedded", "train", count=20) == embedded_dialogues("train", count=20)
-    for text, difficulty in (("mixed", "mixed"), ("even", "even"), ("hidden", "hidden"), ("0.3", 0.3), ("1", 1.0)):
+    for text, difficulty in (
+        ("mixed", "mixed"),
+        ("even", "even"),
+        ("hidden", "hidden"),
+        ("0.3", 0.3),
+        (".5", 0.5),
+        ("1", 1.0),
+    ):
         expected = embedded_dialogues("tuning", difficulty=difficulty, seed=3, count=20)
         assert load_examples(f"embedded:{text}", "tuning", seed=3, count=20) == expected
 
@@ -48,6 +55,7 @@ def test_load_examples_sort_digits():
         ("embedded:hiden", "hidden"),
         ("embedded:1.5", "a number from 0 to 1"),
         ("embedded:-1", "a number from 0 to 1"),
+        ("embedded:nan", "a number from 0 to 1"),
         ("sort-digits", "sort_digits"),
         ("sort_digits:3", "sort_digits"),
         ("chitcat", "chitchat"),
