@@ -45,17 +45,17 @@ def nudges_in_place(f, x, step):
 
 
 def parabola(x: Tensor) -> Tensor:
-    """f(x) = x[0]**2 + 3 * x[1]"""
+    """the function x[0]**2 + 3 * x[1]"""
     return x[0] ** 2 + 3 * x[1]
 
 
 def product(x: Tensor) -> Tensor:
-    """f(x) = x[0] * x[1] * x[2]"""
+    """the function x[0] * x[1] * x[2]"""
     return x.prod()
 
 
 def best_probability(x: Tensor) -> Tensor:
-    """f(x) = softmax(x)[0]"""
+    """the function softmax(x)[0]"""
     return torch.softmax(x, 0)[0]
 
 
@@ -110,6 +110,12 @@ def only_the_taken(logits, actions):
     return torch.nn.functional.one_hot(actions, len(logits)).to(logits.dtype)
 
 
+def rows_for_places(logits, actions):
+    scores = -torch.softmax(logits, 0).repeat(len(actions), 1)
+    scores[actions] += 1
+    return scores
+
+
 def slope_of_the_probability(logits, actions):
     return torch.softmax(logits, 0)[actions, None] * score_function(logits, actions)
 
@@ -147,6 +153,9 @@ SCORE_FUNCTION = Exercise(
     mistakes=(
         Mistake(pushes_away, "the sign is turned: the taken action's own logit should get a positive number"),
         Mistake(only_the_taken, "the log of the sum is missing: it takes π[k] away from every logit"),
+        Mistake(
+            rows_for_places, "scores[actions] picks whole rows; scores[torch.arange(N), actions] one place in each"
+        ),
         Mistake(slope_of_the_probability, "this is the slope of π(a); the slope of log π(a) is that divided by π(a)"),
         Mistake(logits_for_probabilities, "you took the logits away; take the probabilities, softmax(logits)"),
     ),
