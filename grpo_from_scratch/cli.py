@@ -144,6 +144,9 @@ def train(
     ] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="Longest completion.", min=1)] = MAX_NEW_TOKENS,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    no_shared_prefix: Annotated[
+        bool, typer.Option("--no-shared-prefix", help="Compute the prompt again for every completion, for comparison.")
+    ] = False,
     threads: Threads = 1,
     skip_bad: SkipBad = False,
     out: Annotated[
@@ -179,6 +182,7 @@ def train(
             "max_new_tokens": max_new_tokens,
             "seed": seed,
             "skip_bad": skip_bad,
+            "shared_prefix": not no_shared_prefix,
             "out": str(out),
         }
         config = with_settings(settings, set_ or [])

@@ -54,6 +54,7 @@ class TrainConfig:
     value_clip: float = 0.0  # 0 is off
     value_coef: float = 0.5  # weight of the value loss when the head shares the policy's optimizer
 
+    shared_prefix: bool = True  # compute a prompt once for its whole group, where the model allows it
     encoder: str = "hidden"  # what semantic groups see of a reply: the frozen reference's "hidden" states, or "tfidf"
 
     seed: int = 0
@@ -131,12 +132,16 @@ class TrainConfig:
         return cls(**saved | {"preset": Preset(**preset) if isinstance(preset, dict) else preset})
 
     def differences(self, other: "TrainConfig") -> list[str]:
-        """``["steps: 40 there, 60 here", ...]`` for the fields that make two configs two different runs."""
-        lines = []
-        for f in dataclasses.fields(self):
-            mine, theirs = getattr(self, f.name), getattr(other, f.name)
-            if f.metadata.get("identity", True) and mine != theirs:
-                lines.append(f"{f.name}: {theirs} there, {mine} here")
+        """``["steps: 40 there, 60 here", ...]`` for the settings that make two configs two different runs."""
+        mine, theirs = (config.to_dict() for config in (self, other))
+        ignored = {f.name for f in dataclasses.fields(self) if not f.metadata.get("identity", True)}
+        flat_mine, flat_theirs = (tree | tree["preset"] for tree in (mine, theirs))
+        names = [name for name in flat_mine if name not in ignored | {"preset"}]
+        lines = [
+            f"{name}: {flat_theirs[name]} there, {flat_mine[name]} here"
+            for name in names
+            if flat_mine[name] != flat_theirs[name]
+        ]
         return lines
 
     @property

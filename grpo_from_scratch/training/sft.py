@@ -132,4 +132,7 @@ def _key(config: SFTConfig, examples: list[Example]) -> str:
         digest.update(json.dumps(part, sort_keys=True).encode())
     for example in examples:
         digest.update(repr(example).encode())
+    if Path(config.model).is_dir():  # its path stays when its weights change
+        for file in sorted(Path(config.model).glob("*.safetensors")):
+            digest.update(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
     return digest.hexdigest()

@@ -16,6 +16,7 @@ import transformers
 from torch import nn
 
 from grpo_from_scratch import __version__
+from grpo_from_scratch.policy.shared_prefix import shared_prefix
 from grpo_from_scratch.training.algorithm import Algorithm
 from grpo_from_scratch.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from grpo_from_scratch.training.config import TrainConfig
@@ -90,9 +91,9 @@ class RLTrainer:
         """Run to the end, or to step ``until``; Ctrl-C lets the step finish, saves, and raises KeyboardInterrupt."""
         config, progress = self.config, self.progress
         last = config.steps if until is None else min(until, config.steps)
-        if progress.step == 0 and config.eval_every:
-            self._record(self._counters() | self._evaluation())
-        with finish_step_on_interrupt() as interrupted:
+        with finish_step_on_interrupt() as interrupted, shared_prefix(config.shared_prefix):
+            if progress.step == 0 and config.eval_every:
+                self._record(self._counters() | self._evaluation())
             while progress.step < last and not interrupted.is_set():
                 row = self._step()
                 if config.eval_every and (progress.step % config.eval_every == 0 or progress.step == config.steps):

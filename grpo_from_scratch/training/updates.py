@@ -15,7 +15,7 @@ class Updater:
 
     def __init__(self, config: TrainConfig, algorithm: Algorithm):
         self.config, self.algorithm = config, algorithm
-        groups = [{"params": list(algorithm.model.parameters())}]
+        groups = [{"params": [p for p in algorithm.model.parameters() if p.requires_grad]}]
         if algorithm.shares_body:
             groups.append({"params": list(algorithm.critic.value_head.parameters()), "lr": config.critic_learning_rate})
         self.optimizer = torch.optim.AdamW(

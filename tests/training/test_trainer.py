@@ -195,3 +195,12 @@ def test_two_runs_are_equal_and_another_seed_is_not(make_config):
     one, two = (RLTrainer(make_config(name, steps=2)).train() for name in "ab")
     other = RLTrainer(make_config("c", steps=2, seed=1)).train()
     assert without_clocks(one.metrics) == without_clocks(two.metrics) != without_clocks(other.metrics)
+
+
+def test_shared_prefix_changes_no_number_but_by_rounding(make_config):
+    """The prompt computed once for its group, or again for every completion: the same replies and the same run."""
+    shared, again = (
+        RLTrainer(make_config(str(on), steps=3, shared_prefix=on, preset="ppo")).train().metrics for on in (True, False)
+    )
+    for one, other in zip(without_clocks(shared), without_clocks(again), strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
