@@ -55,13 +55,14 @@ class PackedRollout:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, allowed: Predicate, how: Scoring) -> Tensor:
         """The layout's part in each layer: (N, heads, ...) -> (N, H, E)."""
-        of_prompts, prefix = self.prompts.attend(*(heads[: self.first] for heads in (q, k, v)), allowed, how)
+        # Clones: as views, what attention saves of the prompts for backward would keep the whole row alive.
+        of_prompts, prefix = self.prompts.attend(*(heads[: self.first].clone() for heads in (q, k, v)), allowed, how)
         if len(self.grid.cells) == 0:
             return of_prompts
         q, k, v = (self.grid.spread(heads[self.first :]) for heads in (q, k, v))
         if allowed not in self.masks:
             own = self.prompts.lengths[:, None] + self.steps  # (P, T)
-            self.masks[allowed] = self.prompts.mask_after(allowed, own, own)
+            self.masks[allowed] = additive(self.prompts.seen_after(allowed, own, own), q, k)
         return torch.cat([of_prompts, self.grid.gather(attend(q, k, v, self.masks[allowed], how, prefix))])
 
 
@@ -116,8 +117,8 @@ class PackedDecoder:
         for store, heads in zip(self.own[layer], own, strict=True):
             store[:, :, :, self.count - 1] = heads[:, :, :, 0]
         if allowed not in self.masks:  # what the newest tokens see; the cells of tokens to come lie in their future
-            newest, seen = self.own_positions[:, self.count - 1, None], self.own_positions[:, : self.width]
-            self.masks[allowed] = self.prompts.mask_after(allowed, newest, seen)
+            newest, own_positions = self.own_positions[:, self.count - 1, None], self.own_positions[:, : self.width]
+            self.masks[allowed] = additive(self.prompts.seen_after(allowed, newest, own_positions), q, own[0])
         keys, values = (store[:, :, :, : self.width] for store in self.own[layer])
         return self.grid.gather(attend(q, keys, values, self.masks[allowed], how, self.prefix[layer]))
 
@@ -152,14 +153,14 @@ class Prompts:
         """-> outputs (Np, H, E), and the keys (P, K, L, D) and values (P, K, L, E) that completions will see."""
         q, k, v = (self.grid.spread(heads) for heads in (q, k, v))
         if allowed not in self.masks:  # empty cells lie to the right of their prompt, in every real token's future
-            self.masks[allowed] = allowed(0, 0, self.places[:, None], self.places)
+            self.masks[allowed] = additive(allowed(0, 0, self.places[:, None], self.places)[None], q, k)
         out = self.grid.gather(attend(q, k, v, self.masks[allowed], how))
         return out, (k[:, :, 0].contiguous(), v[:, :, 0].contiguous())
 
-    def mask_after(self, allowed: Predicate, queries: Tensor, own: Tensor) -> Tensor:
-        """Positions of queries (P, T) and of keys after the prompt (P, S) -> bool (P, 1, 1, 1, T, L + S)."""
+    def seen_after(self, allowed: Predicate, queries: Tensor, own: Tensor) -> Tensor:
+        """Positions of queries (P, T) and of keys after the prompt (P, S) -> bool (P, T, L + S)."""
         of_prompt = allowed(0, 0, queries[:, :, None], self.places) & self.real[:, None]
-        return torch.cat([of_prompt, allowed(0, 0, queries[:, :, None], own[:, None])], -1)[:, None, None, None]
+        return torch.cat([of_prompt, allowed(0, 0, queries[:, :, None], own[:, None])], -1)
 
 
 class Grid:
@@ -168,12 +169,15 @@ class Grid:
     def __init__(self, shape: tuple[int, int, int], cells: Tensor):
         """cells: (n,) each token's cell, counted along (P, G, T)."""
         self.shape, self.cells, self.size = shape, cells, shape[0] * shape[1] * shape[2]
-        self.full = len(cells) == self.size and torch.equal(cells, torch.arange(self.size, device=cells.device))
+        in_order = torch.arange(len(cells), device=cells.device)
+        self.tokens = torch.full((self.size,), len(cells), device=cells.device)  # each cell's token; n: none
+        self.tokens[cells] = in_order
+        self.full = len(cells) == self.size and torch.equal(cells, in_order)
 
     def spread(self, heads: Tensor) -> Tensor:
         """(n, heads, X) -> (P, heads, G, T, X), zeros in empty cells."""
         if not self.full:
-            heads = heads.new_zeros(self.size, *heads.shape[1:]).index_copy(0, self.cells, heads)
+            heads = torch.cat([heads, heads.new_zeros(1, *heads.shape[1:])]).index_select(0, self.tokens)
         return heads.reshape(*self.shape, *heads.shape[1:]).permute(0, 3, 1, 2, 4)
 
     def gather(self, grid: Tensor) -> Tensor:
@@ -188,6 +192,16 @@ def rank_in_group(index: Tensor, prompts: int) -> tuple[Tensor, int]:
     return members.gather(1, index[:, None])[:, 0] - 1, int(members[-1].max())
 
 
+def additive(seen: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """Which keys each query sees, bool (P, T, S) -> 0 or -inf (P, 1, 1, R * T, S), for queries and keys on the grid.
+
+    Made once a forward pass for each predicate, in the queries' dtype: attention would convert a bool mask in every
+    layer, and keep each for backward.
+    """
+    mask = torch.where(seen, 0.0, -torch.inf).to(q.dtype)
+    return mask.repeat(1, q.shape[1] // k.shape[1], 1)[:, None, None]
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: Scoring, prefix: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
@@ -195,7 +209,7 @@ def attend(
 
     Args:
         q, k, v: (P, H, G, T, D), (P, K, G, S, D), (P, K, G, S, E).
-        mask: bool, broadcast over (P, K, G, R, T, L + S).
+        mask: from ``additive``, broadcast over (P, K, G, R * T, L + S).
         prefix: the prompt's keys (P, K, L, D) and values (P, K, L, E).
 
     Returns:
@@ -214,9 +228,8 @@ def _attend_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: Scoring, p
             torch.cat([shared[:, :, None].expand(-1, -1, G, -1, -1), own], 3)
             for shared, own in zip(prefix, (k, v), strict=True)
         )
-    # Queries of one key head stand in one row, so that grouped-query models need no repeated keys either.
-    mask = mask.expand(P, 1, 1, R, T, -1).reshape(P, 1, R * T, -1)
-    q = q.reshape(P, K * G, R * T, -1)
+    # All queries of a key head are its rows, so that a model with grouped queries needs no repeated keys either.
+    q, mask = q.reshape(P, K * G, R * T, -1), mask[:, :, 0]
     out = scaled_dot_product_attention(q, k.flatten(1, 2), v.flatten(1, 2), attn_mask=mask, scale=how.scaling)
     return out.view(P, K, G, R, T, -1)
 
@@ -229,14 +242,14 @@ def _attend_cascade(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: Scoring,
     if prefix:
         of_prompt = q.flatten(2, 3) @ prefix[0].transpose(2, 3)  # (P, K, G * R * T, L)
         scores = torch.cat([of_prompt.view(P, K, G, R * T, -1), scores], -1)
-    scores = scores.view(P, K, G, R, T, -1).float() * how.scaling
+    scores = scores.float() * how.scaling
     if how.softcap is not None:
         scores = torch.tanh(scores / how.softcap) * how.softcap
-    scores = torch.where(mask, scores, -torch.inf)
+    scores = scores + mask
     if how.sinks is not None:
-        sinks = how.sinks.float().view(1, K, 1, R, 1, 1).expand(*scores.shape[:-1], 1)
+        sinks = how.sinks.float().view(K, 1, R, 1).expand(P, K, G, R, T).reshape(P, K, G, R * T, 1)
         scores = torch.cat([scores, sinks], -1)
-    weights = scores.softmax(-1).to(v.dtype).reshape(P, K, G, R * T, -1)
+    weights = scores.softmax(-1).to(v.dtype)
     split = weights.shape[-1] - k.shape[3] - (how.sinks is not None)  # a sink takes its share and gives nothing
     out = weights[..., split : split + k.shape[3]] @ v  # (P, K, G, R * T, E)
     if prefix:

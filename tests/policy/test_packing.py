@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from grpo_from_scratch.policy.attention import Scoring
 from grpo_from_scratch.policy.logprobs import score_completions
-from grpo_from_scratch.policy.packing import BLOCK, Grid, PackedDecoder, PackedRollout, attend, rank_in_group
+from grpo_from_scratch.policy.packing import BLOCK, Grid, PackedDecoder, PackedRollout, additive, attend, rank_in_group
 
 
 def slow_attend(q, k, v, mask, how, prefix):
@@ -51,7 +51,7 @@ def test_attend_property(sizes, prompt_length, softcap, with_sinks, seed):
     seen = torch.rand(P, T, prompt_length + T, generator=generator) < 0.7
     seen[:, range(T), range(prompt_length, prompt_length + T)] = True  # a token sees itself
     how = Scoring(0.3, softcap, randn(K * R) if with_sinks else None)
-    got = attend(q, k, v, seen[:, None, None, None], how, prefix)
+    got = attend(q, k, v, additive(seen, q, k), how, prefix)
     torch.testing.assert_close(got, slow_attend(q, k, v, seen, how, prefix), atol=1e-6, rtol=1e-6)  # float32 weights
 
 

@@ -163,9 +163,11 @@ def test_sample_wrapped(llama, tokenizer, tmp_path):
         rollout = sample(wrapped, tokenizer, PROMPTS, group_size=2, max_new_tokens=5)
         plain = sample(llama, tokenizer, PROMPTS, group_size=2, max_new_tokens=5)
         assert torch.equal(rollout.completion_ids, plain.completion_ids)
-        logps, _ = completion_logps(wrapped, rollout)
-        logps.sum().backward()
-        assert all(parameter.grad is not None for parameter in wrapped.parameters())
+        alone = copy.deepcopy(llama)
+        for model in (wrapped, alone):
+            completion_logps(model, rollout)[0].sum().backward()
+        for parameter, expected in zip(wrapped.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, expected.grad)
         save_policy(wrapped, tokenizer, tmp_path / "saved")
         assert torch.equal(load_policy(tmp_path / "saved")[0].lm_head.weight, llama.lm_head.weight)
     finally:
