@@ -93,7 +93,7 @@ def table(
 
 @app.command()
 def sweep(
-    difficulty: Annotated[str, typer.Option(help="As for table.")] = "mixed,even",
+    difficulty: Annotated[str, typer.Option(help="As for table.")] = "mixed",
     algorithms: Annotated[str, typer.Option(help="As for table.")] = "",
     data: Data = "embedded",
     seeds: Annotated[int, typer.Option(help="Tuning runs for each setting.", min=1)] = 2,

@@ -101,9 +101,17 @@ def preset_of(row: str, passes: int = 1) -> Preset:
 
 
 def swept_settings(difficulty: str, row: str) -> dict[str, float]:
-    """What the committed sweep found best; data that was not swept uses the settings of ``mixed``."""
-    swept = json.loads(SWEPT.read_text(encoding="utf-8"))["difficulties"]
-    return swept.get(difficulty, swept["mixed"])[row]["settings"]
+    """What the committed sweep found best for a row."""
+    return _swept()[swept_on(difficulty)][row]["settings"]
+
+
+def swept_on(difficulty: str) -> str:
+    """The data that a difficulty's settings were searched on: itself, or ``mixed`` where it was not swept."""
+    return difficulty if difficulty in _swept() else "mixed"
+
+
+def _swept() -> dict:
+    return json.loads(SWEPT.read_text(encoding="utf-8"))["difficulties"]
 
 
 def train_config(experiment: Experiment, row: str, settings: dict[str, float], **more) -> TrainConfig:
@@ -268,8 +276,8 @@ def run_experiment(experiment: Experiment, out: Path, *, workers: int) -> Table:
         config=dataclasses.asdict(experiment)
         | {
             "kl_coef": KL_COEF,
+            "swept_on": {name: swept_on(name) for name in experiment.specs},
             "parameters": sum(p.numel() for p in model.parameters()),
-            "presets": {row: dataclasses.asdict(preset_of(row)) for row in experiment.rows},
         },
         versions=versions(),
         source_hash=source_hash(),

@@ -247,7 +247,12 @@ def _difficulty_section(name: str, part: Difficulty) -> str:
 
 
 def _method(table: Table) -> str:
-    lines = [DEFINITIONS]
+    swept = ", ".join(f"{name}: on {where}" for name, where in table["config"]["swept_on"].items())
+    lines = [
+        DEFINITIONS,
+        "- **settings**: every row's learning rate and passes, and PPO's critic and its warm-up, were searched by "
+        f"`grpo sweep` on tuning seeds and tuning dialogues ({swept}).",
+    ]
     rows = [row for part in table["difficulties"].values() for row in part["rows"] if row["algorithm"] == ARTICLE]
     if rows:
         preset = rows[0]["preset"]

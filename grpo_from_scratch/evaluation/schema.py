@@ -108,7 +108,8 @@ class Difficulty(TypedDict):
 class Table(TypedDict):
     """`table.json`.
 
-    ``config`` is the experiment's and has at least ``data`` (the spec), ``quick`` and ``parameters`` (of the policy).
+    ``config`` is the experiment's and has at least ``data`` (the spec), ``quick``, ``parameters`` (of the policy) and
+    ``swept_on`` (difficulty -> the data its settings were searched on).
     """
 
     difficulties: dict[str, Difficulty]

@@ -19,7 +19,7 @@ from grpo_from_scratch.evaluation.experiment import (
 )
 from grpo_from_scratch.evaluation.pool import run_jobs
 
-RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
 FIRST_SEED = 1000  # tuning seeds are none of the table's
 
 # Stages of a coordinate search: each tries every combination of its values, the rest as the stages before left it.

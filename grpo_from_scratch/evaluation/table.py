@@ -16,6 +16,7 @@ from grpo_from_scratch.evaluation import curves
 from grpo_from_scratch.evaluation.claims import ARTICLE, CLAIMS, NAMESAKE, joint_verdict, side_verdict
 from grpo_from_scratch.evaluation.intervals import Array, Interval, Sample, bootstrap, rounded
 from grpo_from_scratch.evaluation.schema import Claim, CurveJSON, Difficulty, Row, RunResult, Table
+from grpo_from_scratch.objective.groups import first_order_noise_ratio
 
 LEARNED_EV = 0.2  # a critic that explains less has not learned
 
@@ -102,15 +103,6 @@ def first_value(series: Sequence[float | None] | None) -> float:
     return next((v for v in series or [] if v is not None), math.nan)
 
 
-def noise_ratio(icc: float, group_size: int, *, ev: float = 0.0) -> float:
-    """First-order gradient noise of a baseline with explained variance EV over that of a group mean, at one shape.
-
-    (1 − EV)(1 − 1/G)/(1 − ICC); EV = 0 is a global constant. It assumes that score norms are unrelated to reward and
-    prompt, and that noise dominates. NaN at ICC >= 1.
-    """
-    return (1 - ev) * (1 - 1 / group_size) / (1 - icc) if icc < 1 else math.nan
-
-
 def critic_noise_ratios(group: Runs, base: Runs) -> list[float | None] | None:
     """The noise ratio against the base's critic at each evaluation, both after as many completions.
 
@@ -121,7 +113,7 @@ def critic_noise_ratios(group: Runs, base: Runs) -> list[float | None] | None:
         return None
     size = group.first["config"]["group_size"]
     return [
-        None if icc is None or ev is None else rounded(noise_ratio(icc, size, ev=ev))
+        None if icc is None or ev is None else rounded(first_order_noise_ratio(icc, size, explained_variance=ev))
         for icc, ev in zip(group.icc, base.ev, strict=True)
     ]
 
@@ -262,7 +254,7 @@ def build_difficulty(difficulty: str, results: Sequence[RunResult]) -> Difficult
         "icc": group.icc if group else None,
         "ev": base.ev if base else None,
         "group_size": size,
-        "noise_ratio_to_constant": rounded(noise_ratio(first_value(group.icc), size)) if group else None,
+        "noise_ratio_to_constant": rounded(first_order_noise_ratio(first_value(group.icc), size)) if group else None,
         "noise_ratios": ratios,
         "first_order_noise_ratio": rounded(float(np.median(known))) if known else None,
         "curves": {row.name: _curve(row) for row in trained},

@@ -82,7 +82,7 @@ def all_runs(*, noise: float = 0.01, sft_seeds: int = 2, seeds: int = 5) -> list
 def table_of(results: dict[str, list[RunResult]], **config) -> Table:
     return build_table(
         results,
-        config={"data": "embedded", "quick": False, "parameters": 271_000} | config,
+        config={"data": "embedded", "quick": False, "parameters": 271_000, "swept_on": {"mixed": "mixed"}} | config,
         versions={"python": "3.13.1", "torch": "2.13.0"},
         source_hash="0123abcd",
         command="grpo table",

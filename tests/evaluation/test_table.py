@@ -7,7 +7,7 @@ import pytest
 from simulated_runs import all_runs, simulate, table_of, untrained
 
 from grpo_from_scratch.evaluation.schema import Row, RunResult
-from grpo_from_scratch.evaluation.table import first_value, last_mean, noise_ratio
+from grpo_from_scratch.evaluation.table import first_value, last_mean
 
 SLOW = [0.0, 0.2, 0.4, 0.4, 0.4]  # final .4; 75 %, .3, at the 15th completion
 FAST = [0.0, 0.4, 0.5, 0.5, 0.5]  # .3 at 7.5; 90 % of its own gain, .45, at 15
@@ -170,13 +170,6 @@ def test_build_table_series_average_the_runs_that_have_a_value():
     runs = ppo(ev=0.6)
     runs[1] = runs[1] | {"ev": [None, 0.2, None, 0.6, 0.6]}
     assert rows_of(runs)["ppo 64x1"]["ev"] == pytest.approx([None, 0.4, 0.6, 0.6, 0.6])
-
-
-def test_noise_ratio():
-    assert noise_ratio(0.0, 2) == 0.5
-    assert noise_ratio(0.5, 8, ev=0.6) == pytest.approx(0.7)
-    assert noise_ratio(1 / 8, 8) == pytest.approx(1)  # ICC = 1/G: neither
-    assert math.isnan(noise_ratio(1.0, 8))
 
 
 def test_last_mean_and_first_value_skip_what_is_missing():
