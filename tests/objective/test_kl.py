@@ -104,6 +104,14 @@ def test_exact_kl_gradient():
     assert gradcheck(exact_kl, (logits, ref))
 
 
+def test_exact_kl_of_16_bit_logits():
+    """LP-09: the sum over the vocabulary is taken in float32."""
+    logits, ref = 3 * torch.randn(2, 5000, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float16, torch.bfloat16):
+        stored, stored_ref = logits.to(dtype), ref.to(dtype)
+        torch.testing.assert_close(exact_kl(stored, stored_ref), exact_kl(stored.float(), stored_ref.float()))
+
+
 def test_exact_kl_impossible_tokens():
     """LP-10: 0·(−inf) in value and gradient, and 16-bit logits at the edge of their range."""
     logits = torch.tensor([0.0, -math.inf, 0.0], requires_grad=True)

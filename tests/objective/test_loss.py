@@ -185,8 +185,8 @@ def test_policy_loss_token_advantages():
 def test_policy_loss_metrics():
     """Tokens stopped by the clip are counted by the side that stops them, over real tokens only."""
     ratios = torch.tensor([[1.5, 1.5, 0.5, 1.0], [0.5, 0.5, 1.5, 9.0]])
-    logps = ratios.log() - 3
-    data = {"logps": logps, "old_logps": torch.full_like(logps, -3.0), "ref_logps": logps - 0.5}
+    logps = (ratios.log() - 3).requires_grad_()
+    data = {"logps": logps, "old_logps": torch.full_like(logps, -3.0), "ref_logps": logps.detach() - 0.5}
     data |= {"advantages": torch.tensor([1.0, -1.0]), "mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])}
     _, metrics = policy_loss("ppo", **data)
     k3 = math.exp(-0.5) - 1 + 0.5

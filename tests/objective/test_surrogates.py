@@ -148,6 +148,14 @@ def test_surrogate_ignores_what_the_mask_hides(name, garbage):
     assert (found[~mask] == 0).all()
 
 
+@pytest.mark.parametrize("name", SURROGATES)
+def test_surrogate_sends_no_gradient_into_advantages(name):
+    logps, old_logps, advantages, mask = batch(5)
+    loss = SURROGATES[name][0](logps.requires_grad_(), old_logps.requires_grad_(), advantages.requires_grad_(), mask)
+    loss.sum().backward()
+    assert advantages.grad is None and old_logps.grad is None and logps.grad is not None
+
+
 def test_clipped_surrogate_branch_table():
     """LOSS-09."""
     ratios = torch.tensor([[0.5, 0.9, 1.1, 1.5, 10.0]])
@@ -256,6 +264,11 @@ def test_aggregate_is_not_a_mean_of_means():
     masks = torch.ones(1, 4), torch.tensor([[1, 0, 0, 0]])
     parts = [aggregate(x, mask, "token", denominator=5) for x, mask in zip((first, second), masks, strict=True)]
     assert float(sum(parts)) == pytest.approx(1.8)
+
+
+def test_aggregate_takes_a_denominator_below_one():
+    """One sequence on two ranks, whose gradients DDP averages: each divides by half a sequence."""
+    assert aggregate(torch.tensor([[3.0]]), torch.ones(1, 1), "sequence", denominator=0.5) == 6
 
 
 def test_aggregate_kl_does_not_depend_on_padding():
