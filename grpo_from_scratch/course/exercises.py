@@ -189,9 +189,8 @@ def feedback(exercise: Exercise, answer: Callable) -> Report:
         try:
             got = outcome(exercise, answer, case)
         except NotImplementedError:
-            return Report(
-                "todo", f"{exercise.name}: not started", f"Write it, run its cell, check again. {helps(exercise)}"
-            )
+            body = f"Write it, run its cell, check again. {helps(exercise)}"
+            return Report("todo", f"{exercise.name}: not started", body)
         except Exception as error:
             likely = diagnosis(exercise, answer, number)
             where = f" at: {line}" if (line := line_of(error, answer)) else ""
@@ -270,7 +269,7 @@ def leaf_difference(got: Any, want: Any, exercise: Exercise, what: str) -> str |
         return f"{what} is None: is there a return statement"
     number = isinstance(want, int | float) and not isinstance(want, bool)
     if number and isinstance(got, int | float) and not isinstance(got, bool):
-        got, want = torch.tensor(float(got)), torch.tensor(float(want))
+        got, want = torch.tensor(got, dtype=torch.float64), torch.tensor(want, dtype=torch.float64)
     if isinstance(want, torch.Tensor):
         if not isinstance(got, torch.Tensor):
             return f"{what} should be a tensor and is a {type(got).__name__}"
@@ -290,11 +289,12 @@ def value_difference(got: torch.Tensor, want: torch.Tensor, exercise: Exercise, 
     """``difference`` for two tensors of one shape and dtype."""
     if (got.isnan() & ~want.isnan()).any():
         return f"{what} has NaN where a number is expected"
+    got, want = got.double(), want.double()  # so that bool and integers can be subtracted
     if torch.allclose(got, want, rtol=exercise.rtol, atol=exercise.atol, equal_nan=True):
         return None
     if got.ndim == 0:
         return f"{what} should be {want.item():.6g} and is {got.item():.6g}"
-    off = (got.double() - want.double()).abs().nan_to_num(nan=torch.inf)
+    off = (got - want).abs().nan_to_num(nan=torch.inf)
     at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
     return f"{what} is furthest off at index {list(at)}: {want[at].item():.6g} expected, {got[at].item():.6g} found"
 

@@ -46,8 +46,8 @@ class CellFailed(Exception):
 def kernel_environment(folder: Path) -> dict[str, str]:
     """The environment every notebook is stored and tested in.
 
-    The reader's own IPython profile and course progress stay out of it (``folder`` is theirs
-    instead), and one thread and a fixed hash seed make the numbers repeatable.
+    The reader's own IPython profile and course progress stay out of it (``folder`` takes their place), and one thread
+    and a fixed hash seed make the numbers repeatable.
     """
     return dict(
         os.environ,

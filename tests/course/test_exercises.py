@@ -158,6 +158,20 @@ def test_feedback_of_numbers_and_containers():
         assert feedback(exercise, lambda x, change=change: good | change).body.startswith(complaint)
 
 
+@pytest.mark.parametrize(
+    ("want", "got", "complaint"),
+    [
+        (torch.tensor([True, False]), torch.tensor([True, True]), "index [1]: 0 expected, 1 found"),
+        (torch.tensor([2, 3]), torch.tensor([2, 4]), "index [1]: 3 expected, 4 found"),
+        (torch.tensor(1.0), torch.tensor(torch.inf), "should be 1 and is inf"),
+        (1.0, 1.0 + 1e-7, "should be 1 and is 1"),
+    ],
+)
+def test_feedback_of_any_dtype(want, got, complaint):
+    exercise = Exercise(lambda: want, "easy", 5, (Case({}, "no inputs"),), ("", "", ""), (), rtol=0, atol=1e-9)
+    assert feedback(exercise, lambda: want) and complaint in feedback(exercise, lambda: got).body
+
+
 def test_check_keeps_progress_and_only_for_right_answers():
     def centred(rewards, weight):
         return over_everything(rewards, weight)
