@@ -127,6 +127,15 @@ def test_store_leaves_the_file_when_a_cell_raises(tmp_path, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("source", "timeout", "complaint"),
+    [("import os\nos._exit(1)", 600, "its kernel died"), ("while True: pass", 1, "not done after 1 seconds")],
+)
+def test_execute_gives_up_on_a_kernel_that_does_not_answer(tmp_path, source, timeout, complaint):
+    with pytest.raises(notebooks.CellFailed, match=f"code cell 1: {complaint}"):
+        notebooks.execute(new_notebook(cells=[new_code_cell(source)]), tmp_path, timeout=timeout)
+
+
 # ---------------------------------------------------------------- check alone: no kernel
 
 
