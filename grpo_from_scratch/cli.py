@@ -45,7 +45,7 @@ Data = Annotated[
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines of a data file, and say how many.")]
 Threads = Annotated[int, typer.Option(help="Torch threads; two are often slower than one on a busy machine.", min=1)]
-CORES = os.cpu_count() or 1
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command()
@@ -73,7 +73,11 @@ def table(
     Writes **table.json**, **report.md** and **curves.png**. Every row has the same initial policies, completions and KL
     coefficient, and its own learning rate, from the committed sweep (`grpo sweep`).
     """
-    with plain_errors():
+    with plain_errors(kept="the runs that are done are kept, and the same command goes on from there"):
+        if difficulty and data != "embedded":
+            raise ValueError(
+                f"--difficulty is of the embedded dialogues, and the data is {data!r}; leave one of them out"
+            )
         experiment = Experiment(
             data=data,
             difficulties=_difficulties(difficulty or ("mixed" if quick else "mixed,even")),
@@ -105,7 +109,7 @@ def sweep(
 
     The result, **sweep.json**, is committed as `grpo_from_scratch/evaluation/sweep.json`, where `grpo table` reads it.
     """
-    with plain_errors():
+    with plain_errors(kept="the runs that are done are kept, and the same command goes on from there"):
         experiment = Experiment(
             difficulties=_difficulties(difficulty),
             rows=tuple(algorithms.split(",")) if algorithms else tuple(ROWS),
@@ -163,7 +167,7 @@ def train(
 
     Writes **config.json**, **metrics.jsonl**, checkpoints, and the trained **policy/** as a Hugging Face folder.
     """
-    with plain_errors():
+    with plain_errors(kept="what is done of a run is kept, and the same command goes on from there"):
         torch.set_num_threads(threads)
         if task:
             if task not in TASKS:
@@ -265,13 +269,24 @@ def with_settings(settings: dict[str, Any], assignments: list[str]) -> TrainConf
         if not equals or name not in preset_fields | config_fields:
             names = ", ".join(sorted(preset_fields | config_fields))
             raise ValueError(f"--set takes NAME=VALUE, got {assignment!r}; the names are {names}")
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
-        (changes if name in preset_fields else settings)[name] = value
+        owner = Preset if name in preset_fields else TrainConfig
+        (changes if owner is Preset else settings)[name] = _value(text, getattr(owner, name), name)
     preset = dataclasses.replace(get_preset(settings["preset"]), **changes)
     return TrainConfig(**settings | {"preset": preset})
+
+
+def _value(text: str, example: Any, name: str) -> Any:
+    """The value that a text means for a setting whose default is ``example``."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    pair = isinstance(value, list) and name in ("betas", "num_groups")
+    number = isinstance(example, float) and isinstance(value, int) and not isinstance(value, bool)
+    if not (pair or number or (type(value) is type(example) and name != "betas")):
+        kind = "two numbers, [0.9, 0.95]" if name == "betas" else f"a value like {json.dumps(example)}"
+        raise ValueError(f"--set {name} takes {kind}, not {text!r}")
+    return value
 
 
 def _difficulties(text: str) -> tuple[str, ...]:
@@ -294,14 +309,14 @@ def _show(bar: tqdm, row: dict) -> None:
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
-    """What a user can mend is said in a sentence, without a traceback; Ctrl-C says how to go on."""
+def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
+    """What a user can mend is said in a sentence, without a traceback; Ctrl-C says what is kept."""
     disable_progress_bar()  # transformers' own, of loading weights
     warnings.showwarning = lambda message, *_, **__: typer.echo(f"note: {message}", err=True)
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("\nStopped. What is done is kept: the same command goes on from there.", err=True)
+        typer.echo(f"\nStopped: {kept}.", err=True)
         raise typer.Exit(130) from None
     except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         if os.environ.get("GRPO_TRACEBACK"):

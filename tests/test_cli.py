@@ -52,6 +52,12 @@ def grpo(*arguments: str, code: int = 0) -> str:
         (["train", "--model", "tiny", "--group-size", "1"], "group_size must be at least 2, not 1"),
         (["train", "--task", "sorting"], "there is no task 'sorting'"),
         (["train", "--model", "tiny", "--set", "clip=1"], "--set takes NAME=VALUE, got 'clip=1'"),
+        (["train", "--model", "tiny", "--set", "minibatches=two"], "--set minibatches takes a value like 1, not 'two'"),
+        (["train", "--model", "tiny", "--set", "group_size=2.5"], "--set group_size takes a value like 8"),
+        (["train", "--model", "tiny", "--set", "betas=0.9"], "--set betas takes two numbers"),
+        (["train", "--model", "tiny", "--set", "passes=1.5"], "--set passes takes a value like 1"),
+        (["table", "--algorithms", "grpo,grpo"], "an algorithm stands twice"),
+        (["table", "--data", "chitchat", "--difficulty", "even"], "--difficulty is of the embedded dialogues"),
         (["train", "--model", "/nowhere/at/all"], "there is no folder '/nowhere/at/all'"),
         (["table", "--algorithms", "gpro"], "there is no algorithm 'gpro' in the table; nearest is 'grpo'"),
         (["table", "--data", "jsonl:nowhere.jsonl"], "no data file nowhere.jsonl"),
@@ -90,6 +96,7 @@ def test_train_then_evaluate(tmp_path, dialogues, policy):
     arguments += ["--group-size", "2", "--max-new-tokens", "4", "--set", "kl_coef=0.1", "--set", "eval_prompts=4"]
     assert re.search(r"held-out reward \d\.\d+ -> \d\.\d+", grpo(*arguments))
     config = json.loads((out / "config.json").read_text())
+    config = config["config"]
     assert config["preset"]["kl_coef"] == 0.1 and config["eval_prompts"] == 4
     said = grpo("evaluate", str(out / "policy"), "--data", dialogues, "--count", "4")
     assert {"bleu", "bleu_greedy", "rouge_l", "distinct", "perplexity"} <= set(said.split())

@@ -9,6 +9,7 @@ ARTICLE, NAMESAKE = "cluster_ema", "grpo"  # what the article describes, and wha
 CLAIMS = (("sample_efficiency", 1.0, 1.8), ("stability", 0.72, 0.89), ("bleu", 0.32, 0.38))  # metric, PPO, GRPO
 UNDEFINED_BY_SOURCE = {"stability"}  # the article gives numbers and no definition
 NOT_MEASURED = "not measured"
+NO_GAIN = "not comparable: PPO gained nothing here"
 
 
 def side_verdict(metric: str, measured: Interval, claimed: float) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import shlex
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import grpo_from_scratch
 from grpo_from_scratch.dialogue.readers import load_examples
 from grpo_from_scratch.evaluation.measure import measure
 from grpo_from_scratch.evaluation.pool import Report, run_jobs
@@ -23,8 +23,9 @@ from grpo_from_scratch.objective.presets import PRESETS, Preset
 from grpo_from_scratch.policy.loading import load_policy
 from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.experience import Experience
+from grpo_from_scratch.training.provenance import data_hash, source_hash, versions
 from grpo_from_scratch.training.sft import SFTConfig, fine_tuned_policy
-from grpo_from_scratch.training.trainer import RLTrainer, versions
+from grpo_from_scratch.training.trainer import RLTrainer
 
 KL_COEF = 0.02  # the same for every row, each in its preset's own place
 MAX_PROMPT_TOKENS, MAX_NEW_TOKENS = 64, 24
@@ -74,6 +75,8 @@ class Experiment:
                 raise ValueError(
                     f"there is no algorithm {row!r} in the table; nearest is {nearest!r}, all are {', '.join(ROWS)}"
                 )
+        if len(set(self.rows)) < len(self.rows):
+            raise ValueError(f"an algorithm stands twice in {', '.join(self.rows)}; name each once")
         if self.seeds < self.sft_seeds:
             raise ValueError(f"{self.seeds} seeds cannot use {self.sft_seeds} initial policies; take at least as many")
 
@@ -107,6 +110,7 @@ def swept_settings(difficulty: str, row: str) -> dict[str, float]:
 
 def swept_on(difficulty: str) -> str:
     """The data that a difficulty's settings were searched on: itself, or ``mixed`` where it was not swept."""
+    difficulty = difficulty.removeprefix("embedded:")
     return difficulty if difficulty in _swept() else "mixed"
 
 
@@ -177,10 +181,16 @@ def jobs_of(experiment: Experiment, policies: dict[int, str], out: Path) -> list
 
 
 def placed(config: TrainConfig, out: Path, name: str) -> TrainConfig:
-    """The config with a folder of its own, named by what the result depends on: settings and source."""
+    """The config with a folder of its own, named by what the result depends on: settings, source and data."""
     key = json.dumps(config.to_dict() | {"out": ""}, sort_keys=True) + source_hash()
+    key += _hash_of(config.data, config.eval_split, config.skip_bad)
     digest = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
     return dataclasses.replace(config, out=str(out / "runs" / f"{name.replace('/', '_').replace(':', '_')}-{digest}"))
+
+
+@functools.cache
+def _hash_of(data: str, split: str, skip_bad: bool) -> str:
+    return data_hash(*(load_examples(data, lot, skip_bad=skip_bad) for lot in ("train", split)))
 
 
 def run_job(job: Job, report: Report) -> RunResult:
@@ -259,10 +269,12 @@ def _between_evaluations(metrics: list[dict], name: str) -> list[float | None] |
 
 def run_experiment(experiment: Experiment, out: Path, *, workers: int) -> Table:
     """Run what is not yet done, then write table.json, report.md and curves.png into ``out``."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
     policies = initial_policies(experiment, workers)
     jobs = jobs_of(experiment, policies, out)
+    kept = sum((Path(job.config.out) / "result.json").is_file() for job in jobs)
     results = run_jobs(run_job, jobs, workers=workers, steps=lambda job: job.config.steps, description="training")
+    cpu = time.process_time()  # what the jobs took, here or in workers, is in their results
     by_difficulty: dict[str, list[RunResult]] = defaultdict(list)
     for name in experiment.specs:
         like = next(job.config for job in jobs if job.difficulty == name)
@@ -278,25 +290,19 @@ def run_experiment(experiment: Experiment, out: Path, *, workers: int) -> Table:
             "kl_coef": KL_COEF,
             "swept_on": {name: swept_on(name) for name in experiment.specs},
             "parameters": sum(p.numel() for p in model.parameters()),
+            "kept_runs": kept,
         },
         versions=versions(),
         source_hash=source_hash(),
         command=command_line(),
         wall_seconds=time.perf_counter() - wall,
-        cpu_seconds=time.process_time() - cpu + sum(result["cpu_seconds"] for result in results),
+        cpu_seconds=time.process_time()
+        - cpu
+        + sum(result["cpu_seconds"] for result in results)
+        + sum(json.loads((Path(folder) / "sft.json").read_text())["cpu_seconds"] for folder in policies.values()),
     )
     write_report(table, out)
     return table
-
-
-def source_hash() -> str:
-    """Of the package's source that decides a result: everything but the course and the command line."""
-    root = Path(grpo_from_scratch.__file__).parent
-    digest = hashlib.blake2b(digest_size=6)
-    for file in sorted(root.rglob("*.py")):
-        if file.relative_to(root).parts[0] not in ("course", "cli.py", "__main__.py"):
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
 
 
 def command_line() -> str:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 Report = Callable[[], None]  # called by a job after each of its steps
-_steps = None  # in a worker: where finished steps are reported
+_steps = _stop = None  # in a worker: where finished steps are reported, and whether no further job may begin
 
 
 def run_jobs(
@@ -33,27 +33,31 @@ def run_jobs(
     """
     with tqdm(total=sum(map(steps, jobs)), desc=description, unit="step", smoothing=0.05) as bar:
         if workers == 1 or len(jobs) == 1:
+            torch.set_num_threads(1)
             return [work(job, bar.update) for job in jobs]
         context = multiprocessing.get_context("spawn")  # fork would copy torch's thread pools in an unknown state
-        queue = context.SimpleQueue()
-        with ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_begin, initargs=(queue,)) as pool:
+        queue, stop = context.SimpleQueue(), context.Event()
+        with ProcessPoolExecutor(min(workers, len(jobs)), context, initializer=_begin, initargs=(queue, stop)) as pool:
             futures = [pool.submit(_run, work, job) for job in jobs]
             try:
                 _watch(futures, queue, bar)
             except BaseException:
+                stop.set()  # the pool hands out one job in advance, which it cannot cancel
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return [future.result() for future in futures]
 
 
-def _begin(queue) -> None:
-    global _steps
-    _steps = queue
+def _begin(queue, stop) -> None:
+    global _steps, _stop
+    _steps, _stop = queue, stop
     torch.set_num_threads(1)
     disable_progress_bar()  # of loading weights: it would break the one bar that counts
 
 
 def _run(work: Callable, job: Any) -> Any:
+    if _stop.is_set():
+        raise KeyboardInterrupt
     return work(job, lambda: _steps.put(1))
 
 

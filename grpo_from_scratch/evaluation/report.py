@@ -180,9 +180,11 @@ def _measured_sentence(part: Difficulty) -> str:
 
 def provenance(table: Table) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in table["versions"].items())
+    kept = table["config"].get("kept_runs", 0)
+    earlier = f", {kept} runs kept from an earlier start" if kept else ""
     return (
         f"Measured by `{table['command']}` in {table['wall_seconds'] / 60:.1f} minutes "
-        f"({table['cpu_seconds'] / 60:.1f} CPU-minutes); source {table['source_hash']}; {versions}."
+        f"({table['cpu_seconds'] / 60:.1f} CPU-minutes in all{earlier}); source {table['source_hash']}; {versions}."
     )
 
 

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from grpo_from_scratch.evaluation import curves
-from grpo_from_scratch.evaluation.claims import ARTICLE, CLAIMS, NAMESAKE, joint_verdict, side_verdict
+from grpo_from_scratch.evaluation.claims import (
+    ARTICLE,
+    CLAIMS,
+    NAMESAKE,
+    NO_GAIN,
+    UNDEFINED_BY_SOURCE,
+    joint_verdict,
+    side_verdict,
+)
 from grpo_from_scratch.evaluation.intervals import Array, Interval, Sample, bootstrap, rounded
 from grpo_from_scratch.evaluation.schema import Claim, CurveJSON, Difficulty, Row, RunResult, Table
 from grpo_from_scratch.objective.groups import first_order_noise_ratio
@@ -144,7 +152,7 @@ def has_gained(runs: Runs) -> bool:
 
 
 def claim_ratio(metric: str, base: Runs, runs: Runs, scale: float) -> Interval:
-    """The algorithm over the headline PPO in a claim's metric."""
+    """The algorithm over the headline PPO, which has gained, in a claim's metric."""
     if metric == "sample_efficiency":
         return efficiency_interval(base, runs, x="completions")
     if metric == "bleu":
@@ -153,7 +161,7 @@ def claim_ratio(metric: str, base: Runs, runs: Runs, scale: float) -> Interval:
             base.sample(base.final["bleu"]),
             runs.sample(runs.final["bleu"]),
         )
-    if not (has_gained(base) and has_gained(runs)):
+    if not has_gained(runs):
         return Interval(math.nan)
     of_base, of_runs = _components(base, scale), _components(runs, scale)
     return bootstrap(
@@ -165,12 +173,16 @@ def claim_ratio(metric: str, base: Runs, runs: Runs, scale: float) -> Interval:
 
 def _claims(difficulty: str, rows: Sequence[Runs], base: Runs | None, scale: float) -> list[Claim]:
     claims = []
+    learned = base is not None and has_gained(base)
     for metric, before, after in CLAIMS:
         claim = {"metric": metric, "claimed": rounded(after / before), "claimed_from": before, "claimed_to": after}
         for algorithm in (ARTICLE, NAMESAKE):
             runs = next((row for row in rows if row.first["algorithm"] == algorithm), None)
-            measured = claim_ratio(metric, base, runs, scale) if base and runs else Interval(math.nan)
-            claim[algorithm] = measured.to_json() | {"verdict": side_verdict(metric, measured, after / before)}
+            measured = claim_ratio(metric, base, runs, scale) if learned and runs else Interval(math.nan)
+            verdict = side_verdict(metric, measured, after / before)
+            if base and not learned and metric not in UNDEFINED_BY_SOURCE:
+                verdict = NO_GAIN  # twice nothing is nothing
+            claim[algorithm] = measured.to_json() | {"verdict": verdict}
         claim["verdict"] = joint_verdict({(a, difficulty): claim[a]["verdict"] for a in (ARTICLE, NAMESAKE)})
         claims.append(claim)
     return claims

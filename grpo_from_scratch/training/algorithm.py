@@ -20,6 +20,7 @@ from grpo_from_scratch.policy.embeddings import TfidfEncoder, hidden_state_embed
 from grpo_from_scratch.policy.heads import GRPOPolicy
 from grpo_from_scratch.policy.logprobs import completion_logps, score_completions
 from grpo_from_scratch.policy.rollout import Rollout
+from grpo_from_scratch.policy.shared_prefix import supported
 from grpo_from_scratch.training.config import TrainConfig
 
 
@@ -69,6 +70,9 @@ class Algorithm:
         embeds = self.groups is not None and self.tfidf is None
         self.reference = copy.deepcopy(model).requires_grad_(False) if preset.kl_coef > 0 or embeds else None
         self.critic = self._make_critic() if config.uses_critic else None
+        for lm in (model, self.reference, self.critic and self.critic.lm):
+            if lm is not None and config.shared_prefix:
+                supported(lm)  # found out now: the first step's time is the algorithm's own
 
     def _make_critic(self) -> GRPOPolicy:
         """A separate critic starts as a copy of the policy's weights; a head sits on the policy itself."""

@@ -34,7 +34,7 @@ class TrainConfig:
     group_size: int = 8
     minibatches: int = 1
     microbatches: int = 1  # each minibatch is run in this many pieces, with the same gradient; more pieces, less memory
-    max_prompt_tokens: int = 256
+    max_prompt_tokens: int = 192
     max_new_tokens: int = 24
     temperature: float = 1.0
     top_p: float = 1.0

@@ -20,21 +20,14 @@ MAX_ROUNDS = 5  # of dynamic sampling: a policy that has nothing left to learn m
 
 @dataclass
 class Collected:
-    """What one step learns from and what it cost."""
+    """What one step learns from, and what it took."""
 
     rollout: Rollout
     rewards: Tensor  # (B,) float32, NaN is missing
     prompts: int  # drawn from the data
     completions: int  # sampled, those that dynamic sampling left out included
     tokens: int
-
-    def metrics(self) -> dict[str, float]:
-        """Rewards, groups and lengths of this step."""
-        lengths = self.rollout.completion_mask.sum(1).float()
-        return reward_metrics(self.rewards, self.rollout.prompt_index) | {
-            "length": float(lengths.mean()),
-            "truncated": float((~self.rollout.finished).float().mean()),
-        }
+    metrics: dict[str, float]  # rewards, groups and lengths, over everything that was sampled
 
 
 class Experience:
@@ -60,29 +53,39 @@ class Experience:
             first_prompt: the place in the data to draw from.
         """
         config, dynamic = self.config, self.config.preset.dynamic_sampling
-        rollouts, rewards, kept, prompts, completions, tokens = [], [], 0, 0, 0, 0
+        kept: list[tuple[Rollout, Tensor]] = []
+        sampled: list[tuple[Rollout, Tensor]] = []
         for turn in range(MAX_ROUNDS if dynamic else 1):
-            wanted = config.prompts_per_step - kept
-            examples = self.train_prompts(first_prompt + prompts, wanted)
+            wanted = config.prompts_per_step - sum(len(rollout.prompt_ids) for rollout, _ in kept)
+            examples = self.train_prompts(first_prompt + sum(len(r.prompt_ids) for r, _ in sampled), wanted)
+            drawn = sum(len(rollout) for rollout, _ in sampled)
             rollout = self.sample(
-                model, tokenizer, examples, config.group_size, seed=config.seed, step=step, first_index=completions
+                model, tokenizer, examples, config.group_size, seed=config.seed, step=step, first_index=drawn
             )
             reward = self.rewards(rollout)
-            prompts, completions = prompts + wanted, completions + len(rollout)
-            tokens += int(rollout.completion_mask.sum())
-            last = turn == MAX_ROUNDS - 1
-            if dynamic and not last:
+            sampled.append((rollout, reward))
+            if dynamic and turn < MAX_ROUNDS - 1:
                 statistics = group_statistics(reward, rollout.prompt_index)
                 with_signal = ~statistics.per_row(statistics.without_signal)
                 if not with_signal.any():
                     continue
                 rollout, reward = rollout.select(with_signal), reward[with_signal]
-            rollouts.append(rollout)
-            rewards.append(reward)
-            kept += len(rollout.prompt_ids)
-            if kept == config.prompts_per_step:
+            kept.append((rollout, reward))
+            if len(rollout.prompt_ids) == wanted:
                 break
-        return Collected(concatenate(rollouts), torch.cat(rewards), prompts, completions, tokens)
+        everything, all_rewards = concatenate([r for r, _ in sampled]), torch.cat([r for _, r in sampled])
+        return Collected(
+            rollout=concatenate([rollout for rollout, _ in kept]),
+            rewards=torch.cat([reward for _, reward in kept]),
+            prompts=len(everything.prompt_ids),
+            completions=len(everything),
+            tokens=int(everything.completion_mask.sum()),
+            metrics=reward_metrics(all_rewards, everything.prompt_index)
+            | {
+                "length": float(everything.completion_mask.sum(1).float().mean()),
+                "truncated": float((~everything.finished).float().mean()),
+            },
+        )
 
     def heldout_reward(self, model: nn.Module, tokenizer) -> float:
         """Mean reward of one sampled reply to each held-out prompt; the same random numbers at every evaluation."""

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from grpo_from_scratch.distributed.randomness import numpy_generator
 from grpo_from_scratch.policy.loading import load_policy, new_tiny_policy, save_policy
 from grpo_from_scratch.policy.logprobs import score_completions
 from grpo_from_scratch.policy.rollout import Rollout, given_completions
+from grpo_from_scratch.training.provenance import NOT_COMPUTING, data_hash, source_hash, versions
 from grpo_from_scratch.training.schedule import warmup_cosine
 
 MAX_WORDS = 4000  # of a tokenizer trained on real text: beyond, a 0.3 M model would be nearly all embedding
@@ -37,7 +39,7 @@ class SFTConfig:
     warmup: float = 0.07
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
-    max_prompt_tokens: int = 256
+    max_prompt_tokens: int = 192
     max_new_tokens: int = 24
     seed: int = 0
     skip_bad: bool = False
@@ -100,10 +102,11 @@ def fine_tuned_policy(
     if (folder / "config.json").is_file():
         return folder
     model, tokenizer = starting_policy(config.model, config.data, examples, config.seed)
+    cpu = time.process_time()
     losses = fine_tune(config, model, tokenizer, examples, on_step)
     partial = folder.with_name(f".{folder.name}-{os.getpid()}")
     save_policy(model, tokenizer, partial)
-    record = {"config": dataclasses.asdict(config), "losses": losses}
+    record = {"config": dataclasses.asdict(config), "losses": losses, "cpu_seconds": time.process_time() - cpu}
     (partial / "sft.json").write_text(json.dumps(record), encoding="utf-8")
     try:
         partial.rename(folder)  # whole or not at all; another process may have been first, with the same result
@@ -124,15 +127,10 @@ def _replies(examples: list[Example], tokenizer, config: SFTConfig) -> Rollout:
 
 
 def _key(config: SFTConfig, examples: list[Example]) -> str:
-    """What the result depends on: the settings, the data itself, the versions that compute it."""
-    import transformers
-
-    digest = hashlib.blake2b(digest_size=8)
-    for part in (dataclasses.asdict(config), torch.__version__, transformers.__version__):
-        digest.update(json.dumps(part, sort_keys=True).encode())
-    for example in examples:
-        digest.update(repr(example).encode())
+    """What the result depends on: the settings, the data itself, the weights it begins with, versions and source."""
+    parts = [dataclasses.asdict(config), versions(), data_hash(examples)]
+    parts.append(source_hash(without=(*NOT_COMPUTING, "evaluation")))
     if Path(config.model).is_dir():  # its path stays when its weights change
-        for file in sorted(Path(config.model).glob("*.safetensors")):
-            digest.update(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
-    return digest.hexdigest()
+        files = sorted(Path(config.model).glob("*.safetensors"))
+        parts.append([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()

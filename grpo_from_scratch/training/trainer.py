@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import platform
 import signal
 import threading
 import time
@@ -11,17 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import transformers
 from torch import nn
 
-from grpo_from_scratch import __version__
 from grpo_from_scratch.policy.shared_prefix import shared_prefix
 from grpo_from_scratch.training.algorithm import Algorithm
 from grpo_from_scratch.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.experience import Experience
 from grpo_from_scratch.training.logs import MetricsLog, read_metrics
+from grpo_from_scratch.training.provenance import data_hash, source_hash, versions, weights_hash
 from grpo_from_scratch.training.sft import starting_policy
 from grpo_from_scratch.training.updates import Updater
 
@@ -61,8 +58,8 @@ class RLTrainer:
         on_evaluation: called with the trainer at each held-out evaluation; what it returns joins the row.
 
     Raises:
-        ValueError: the folder holds a run with other settings (the message names them), or data, reward or model cannot
-            be used.
+        ValueError: the folder holds a run with other settings, data or weights (the message names them), or one of
+            data, reward and model cannot be used.
     """
 
     def __init__(
@@ -78,10 +75,15 @@ class RLTrainer:
         self.model, self.tokenizer = starting_policy(
             config.model, config.data, self.experience.train_examples, config.seed
         )
+        check_length(config, self.model)
         self.algorithm = Algorithm(config, self.model)
         self.updater = Updater(config, self.algorithm)
         self.progress = Progress()
-        claim_folder(self.folder, config)  # last, so that what was refused above leaves no folder behind
+        inputs = {
+            "data": data_hash(self.experience.train_examples, self.experience.heldout),
+            "weights": weights_hash(self.model),
+        }
+        claim_folder(self.folder, config, inputs)  # last, so that what was refused above leaves no folder behind
         checkpoint = latest_checkpoint(self.folder / "checkpoints")
         if checkpoint is not None:
             self._restore(load_checkpoint(checkpoint))
@@ -126,7 +128,7 @@ class RLTrainer:
             "tokens_per_cpu_second": collected.tokens / cpu,
             "samples_per_second": collected.completions / wall,
         }
-        return self._counters() | collected.metrics() | judged | updated | speed
+        return self._counters() | collected.metrics | judged | updated | speed
 
     def _evaluation(self) -> dict:
         more = self.on_evaluation(self) if self.on_evaluation else {}
@@ -157,36 +159,47 @@ class RLTrainer:
         self.updater.load_state_dict(state["updater"])
 
 
-def claim_folder(folder: Path, config: TrainConfig) -> None:
-    """Write config.json and versions.json into the run's folder, or see that those there are of the same run.
+def claim_folder(folder: Path, config: TrainConfig, inputs: dict[str, str]) -> None:
+    """Write what a run is into its folder, or see that what is there is of the same run.
+
+    Args:
+        inputs: hashes of the data and of the weights that the run begins with.
 
     Raises:
-        ValueError: the folder belongs to a run with other settings, or is none.
+        ValueError: the folder is of a run with other settings, or began with other data or weights, or is no folder.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; a run needs a folder of its own")
     saved = folder / "config.json"
     if saved.is_file():
-        earlier = TrainConfig.from_dict(json.loads(saved.read_text(encoding="utf-8")))
-        if differences := config.differences(earlier):
+        earlier = json.loads(saved.read_text(encoding="utf-8"))
+        differences = config.differences(TrainConfig.from_dict(earlier["config"]))
+        differences += [f"the {name} changed" for name in inputs if inputs[name] != earlier["inputs"][name]]
+        if differences:
             raise ValueError(
                 f"{folder} holds a run with other settings ({'; '.join(differences)}); "
                 "use those, choose another folder, or delete this one"
             )
         return
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; a run needs a folder of its own")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "versions.json").write_text(json.dumps(versions()), encoding="utf-8")
-    saved.write_text(json.dumps(config.to_dict(), indent=1), encoding="utf-8")
+    record = {"config": config.to_dict(), "inputs": inputs, "versions": versions(), "source_hash": source_hash()}
+    partial = saved.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    partial.replace(saved)
 
 
-def versions() -> dict[str, str]:
-    """Of everything that a run's numbers depend on."""
-    return {
-        "grpo_from_scratch": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+def check_length(config: TrainConfig, model: nn.Module) -> None:
+    """Refuse prompts and replies that the model has no positions for.
+
+    Raises:
+        ValueError: together they may be longer than the model's limit.
+    """
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and config.max_prompt_tokens + config.max_new_tokens > limit:
+        raise ValueError(
+            f"max_prompt_tokens {config.max_prompt_tokens} + max_new_tokens {config.max_new_tokens} is more than the "
+            f"{limit} positions of the model; lower one of them"
+        )
 
 
 @contextmanager

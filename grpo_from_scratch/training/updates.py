@@ -33,7 +33,7 @@ class Updater:
         """All updates of one step. Returns metrics, means over tokens; of the policy only when it was updated.
 
         Raises:
-            FloatingPointError: the gradient is not finite; the weights are as they were before it.
+            FloatingPointError: a gradient is not finite; the weights are as they were before its update.
         """
         warming_up = self.algorithm.critic is not None and step < self.config.critic_warmup
         metrics = {} if warming_up else self._update_policy(batch, step)
@@ -75,7 +75,7 @@ class Updater:
             return [torch.arange(len(index))]
         generator = numpy_generator(self.config.seed, purpose, step, number)
         order = torch.from_numpy(generator.permutation(len(batch.rollout.prompt_ids)))
-        return [torch.isin(index, lot).nonzero()[:, 0] for lot in order.chunk(self.config.minibatches)]
+        return [torch.isin(index, lot).nonzero()[:, 0] for lot in order.tensor_split(self.config.minibatches)]
 
     def _pieces(self, batch: Batch, rows: Tensor) -> list[Batch]:
         """The minibatch in ``config.microbatches`` pieces, whole groups together."""
@@ -83,7 +83,7 @@ class Updater:
         if self.config.microbatches == 1:
             return [whole]
         index = whole.rollout.prompt_index.cpu()
-        lots = torch.arange(len(whole.rollout.prompt_ids)).chunk(self.config.microbatches)
+        lots = torch.arange(len(whole.rollout.prompt_ids)).tensor_split(self.config.microbatches)
         return [whole.select(torch.isin(index, lot).nonzero()[:, 0]) for lot in lots]
 
     def _clip_and_step(self, optimizer: torch.optim.Optimizer, step: int) -> float:
@@ -91,8 +91,8 @@ class Updater:
         norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
         if not norm.isfinite():
             raise FloatingPointError(
-                f"step {step + 1}: the gradient is not finite, and nothing was updated; look at the rewards, lower the "
-                "learning rate, and go on from the last checkpoint"
+                f"step {step + 1}: the gradient is not finite, and this update was not made; look at the rewards, or "
+                "run again in another folder with a lower learning rate"
             )
         optimizer.step()
         return norm.item()

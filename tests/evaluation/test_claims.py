@@ -17,6 +17,7 @@ from grpo_from_scratch.evaluation.intervals import Interval
         (Interval(1.3, 1.1, 1.6), "not reproduced: a smaller gain"),
         (Interval(1.1, 0.9, 1.3), "not reproduced: no clear gain"),
         (Interval(1.3, 0.9, 1.9), "not reproduced: too few runs to tell"),
+        (Interval(1.3, 0.9, 1.8), "not reproduced: too few runs to tell"),
         (Interval(1.3, 0.0, math.inf), "not reproduced: too few runs to tell"),
         (Interval(0.8, 0.7, 0.9), "not reproduced: the opposite"),
         (Interval(0.9, 0.0, 1.1, "<"), "not reproduced: never got there"),

@@ -33,18 +33,25 @@ def test_curves_figure_draws_the_tables_numbers(table):
 
 
 def test_curves_figure_labels_every_line_once_and_says_units(table):
-    figure = curves_figure(table)
-    figure.draw_without_rendering()
-    left, right = figure.axes[:2]
+    drawn = curves_figure(table)
+    drawn.draw_without_rendering()
+    left, right = drawn.axes[:2]
     texts = [text.get_text() for text in left.texts]
     assert sorted(texts) == sorted(map(label, table["difficulties"]["mixed"]["curves"]))
     boxes = [Text.get_window_extent(text) for text in left.texts]  # without their leader lines
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    width = figure.bbox.width
+    width = drawn.bbox.width
     assert all(box.x0 >= 0 and box.x1 <= width for box in boxes)
     assert all(box.x1 <= right.get_window_extent().x0 for box in boxes)
     assert (left.get_xlabel(), right.get_xlabel()) == ("completions sampled", "CPU seconds")
     assert left.get_ylabel() == "held-out reward"
+
+
+def test_curves_figure_gives_every_line_its_own_look(table):
+    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in curves_figure(table).axes[0].lines}
+    assert looks["PPO 64×1"][0] == figure.INK
+    assert looks["PPO 8×8"][0] == figure.SECOND_SHAPE[0]
+    assert len(set(looks.values())) == len(looks)
 
 
 def test_curves_figure_marks_the_height_where_efficiency_is_read(table):

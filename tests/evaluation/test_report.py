@@ -14,6 +14,8 @@ from grpo_from_scratch.evaluation.report import (
     claim_cells,
     ev_text,
     explain,
+    final_cells,
+    learning_cells,
     main_cells,
     relative,
     render_readme,
@@ -39,7 +41,7 @@ def part_of(table):
 
 def test_render_report_names_its_source(table):
     report = render_report(table)
-    assert "`grpo table` in 20.6 minutes (39.1 CPU-minutes); source 0123abcd; python 3.13.1, torch 2.13.0." in report
+    assert "`grpo table` in 20.6 minutes (39.1 CPU-minutes in all); source 0123abcd; python 3.13.1, torch 2.13.0." in report
     assert report.count("10 runs on 2 initial policies for each row.") == 2
     assert "Indicative" not in report
     assert "(curves.png)" in report
@@ -104,7 +106,7 @@ def test_explain_is_five_sentences_with_the_tables_numbers(table):
     part |= {"icc": [0.31, 0.4], "ev": [None, 0.44], "group_size": 4}
     part |= {"noise_ratio_to_constant": 1.11, "first_order_noise_ratio": 0.62, "noise_ratios": [None, 0.9, 0.3]}
     text = explain(part)
-    for number in ("0.31", "0.35", "G = 4", "1.11", "0.44", "0.90 to 0.60, median 0.62", "0.25"):
+    for number in ("0.31", "0.35", "G = 4", "= 1.11 times", "EV = 0.44", "0.90 to 0.60, median 0.62", "0.25"):
         assert number in text
     assert "0.31 is more than 0.25" in text
     assert "the critic should be the quieter" in text
@@ -128,9 +130,45 @@ def test_explain_turns_with_the_numbers(table):
 
 def test_ev_text_labels_a_critic_that_did_not_learn():
     assert ev_text([None, 0.19, 0.19, 0.19]) == "0.19: critic did not learn"
-    assert ev_text([0.0, 0.2, 0.2, 0.2]) == "0.20"
+    assert ev_text([0.2]) == "0.20"
     assert ev_text([-0.5]) == "−0.50: critic did not learn"
     assert ev_text(None) == ""
+
+
+def between(value: float, **more) -> dict:
+    return {"value": value, "low": value - 0.01, "high": value + 0.01} | more
+
+
+def test_cells_show_each_number_in_its_own_column(table):
+    row = part_of(table)["rows"][1] | {
+        "name": "grpo 8x4",
+        "learning_rate": 0.002,
+        "ev": [0.7],
+        "reward": between(0.1),
+        "sample_efficiency": between(0.2, fractions={"0.5": between(0.3), "0.75": between(0.2), "0.9": between(0.4)}),
+        "compute_efficiency": between(0.5),
+        "stability": between(
+            0.6, components={"across_time": between(0.7), "risk": between(0.8), "across_seeds": between(0.9)}
+        ),
+        "bleu": between(0.15),
+        "convergence_step": {"value": 12.4, "low": 11.0, "high": 14.0},
+        "completions": 640.0,
+        "cpu_seconds": 32.0,
+        "samples_per_second": 20.0,
+        "rouge_l": 0.55,
+        "fact_accuracy": None,
+    }
+    assert list(main_cells(row).values()) == [
+        "GRPO 8×4", "0.20 [0.19, 0.21]", "0.50 [0.49, 0.51]", "0.60 [0.59, 0.61]", "0.150 [0.140, 0.160]",
+        "0.100 [0.090, 0.110]", "0.70",
+    ]  # fmt: skip
+    assert list(learning_cells(row).values()) == [
+        "GRPO 8×4", "0.002", "0.30 [0.29, 0.31]", "0.40 [0.39, 0.41]", "0.70 [0.69, 0.71]", "0.80 [0.79, 0.81]",
+        "0.90 [0.89, 0.91]", "12 [11, 14]",
+    ]  # fmt: skip
+    cells = final_cells(row)
+    assert (cells["ROUGE-L"], cells["facts right"]) == ("0.550", "—")
+    assert (cells["completions"], cells["CPU s"], cells["completions per CPU s"]) == ("640", "32", "20")
 
 
 def test_relative_is_a_change_in_percent():
@@ -147,8 +185,8 @@ def test_claim_cells_show_the_articles_claims_as_relative_changes(table):
 
 
 def test_render_readme_block_replaces_itself(table):
-    block = render_readme(table)
-    readme = f"# Title\n\n{README_BEGIN}\nold \\1\n{README_END}\n\nend\n"
+    block = render_readme(table).replace("torch 2.13.0", "torch \\1")  # nothing in it is a pattern
+    readme = f"# Title\n\n{README_BEGIN}\nold\n{README_END}\n\nend\n"
     updated = replace_block(readme, block)
     assert updated == f"# Title\n\n{block}\n\nend\n"
     assert replace_block(updated, block) == updated

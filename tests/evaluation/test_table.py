@@ -91,6 +91,18 @@ def test_build_table_compares_no_stability_with_a_row_that_did_not_gain():
     assert next(claim for claim in claims if claim["metric"] == "stability")["grpo"]["value"] is None
 
 
+def test_build_table_reproduces_nothing_where_the_headline_did_not_learn():
+    """Twice a BLEU of a thousandth is noise, not a claim reproduced."""
+    flat = [simulate("ppo", seed=s, prompts=64, group_size=1, height=0.0, noise=0.001, bleu=0.0005) for s in range(4)]
+    grown = [simulate("grpo", seed=s, noise=0.0001, bleu=0.001) for s in range(4)]
+    (part,) = table_of({"mixed": flat + grown})["difficulties"].values()
+    assert {claim["metric"]: claim["grpo"]["verdict"] for claim in part["claims"]} == {
+        "sample_efficiency": "not comparable: PPO gained nothing here",
+        "stability": "not comparable: the source does not define it",
+        "bleu": "not comparable: PPO gained nothing here",
+    }
+
+
 def test_build_table_headline_is_ppo_with_one_completion_a_prompt():
     small = twice("ppo", FAST, ev=0.1)
     rows = rows_of([*small, *ppo()])

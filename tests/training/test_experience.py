@@ -72,3 +72,19 @@ def test_rewards_carry_the_soft_overlong_penalty(make_config, monkeypatch):
     lengths = rollout.completion_mask.sum(1)
     assert torch.allclose(experience.rewards(rollout), -((lengths - 3).clamp(min=0) / 2))
     assert len(set(lengths.tolist())) > 1
+
+
+def test_collect_reports_all_that_was_sampled(make_config, monkeypatch):
+    """The share of silent groups is that of the sampler; those left out are the ones it is about."""
+    experience, model, tokenizer = begin(make_config(preset=replace(PRESETS["dapo"], overlong_penalty=0)))
+    calls = []
+
+    def rewards(rollout):
+        calls.append(1)
+        silent = rollout.prompt_index < (2 if len(calls) == 1 else 0)
+        return torch.where(silent, 1.0, torch.arange(len(rollout)).float())
+
+    monkeypatch.setattr(experience, "rewards", rewards)
+    metrics = experience.collect(model, tokenizer, step=0, first_prompt=0).metrics
+    assert metrics["groups_without_signal"] == 2 / 6
+    assert metrics["reward_mean"] == (6 * 1 + sum(range(6, 12)) + sum(range(6))) / 18

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from grpo_from_scratch import rewards
 from grpo_from_scratch.objective.presets import PRESETS
@@ -107,8 +108,9 @@ def test_train_writes_a_folder_that_tells_the_run(make_config):
     config = make_config(steps=2)
     result = RLTrainer(config).train()
     folder = Path(config.out)
-    assert TrainConfig.from_dict(json.loads((folder / "config.json").read_text())) == config
-    assert set(json.loads((folder / "versions.json").read_text())) >= {"torch", "transformers", "python"}
+    saved = json.loads((folder / "config.json").read_text())
+    assert TrainConfig.from_dict(saved["config"]) == config
+    assert set(saved["versions"]) >= {"torch", "transformers", "python"} and saved["source_hash"]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2] and rows == result.metrics
     logged = {"reward_mean", "kl_k1", "kl_k3", "entropy", "clip_fraction_low", "clip_fraction_high", "icc", "grad_norm"}
@@ -121,6 +123,28 @@ def test_trainer_refuses_the_folder_of_another_run(make_config):
     RLTrainer(make_config(steps=1)).train()
     with pytest.raises(ValueError, match=r"other settings \(learning_rate: 0.01 there, 0.5 here\)"):
         RLTrainer(make_config(steps=1, learning_rate=0.5))
+
+
+def test_trainer_refuses_to_go_on_with_other_data_or_weights(make_config, data, policy_folder, tmp_path):
+    """What a spec or a folder names may change under its name; the run's beginning, its reference, does not."""
+    file, folder = tmp_path / "data.jsonl", tmp_path / "policy"
+    shutil.copy(data.removeprefix("jsonl:"), file)
+    shutil.copytree(policy_folder, folder)
+    config = make_config(steps=1, data=f"jsonl:{file}", model=str(folder))
+    RLTrainer(config).train()
+    file.write_text(file.read_text().replace("red", "rot"), encoding="utf-8")
+    with pytest.raises(ValueError, match="the data changed"):
+        RLTrainer(config)
+    shutil.copy(data.removeprefix("jsonl:"), file)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1e-3 for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="the weights changed"):
+        RLTrainer(config)
+
+
+def test_trainer_refuses_more_tokens_than_the_model_has_positions(make_config):
+    with pytest.raises(ValueError, match=r"max_prompt_tokens 250 \+ max_new_tokens 7 is more than the 256 positions"):
+        RLTrainer(make_config(max_prompt_tokens=250, max_new_tokens=7))
 
 
 def test_train_after_a_lost_tail_writes_its_lines_again(make_config):
@@ -175,10 +199,11 @@ def test_a_missing_reward_is_counted_and_the_run_goes_on(make_config, monkeypatc
 
 def test_a_reward_that_raises_names_the_completion(make_config, monkeypatch):
     def broken(prompts, completions, **_):
-        return [1 / 0 if i == 4 else 1.0 for i, _ in enumerate(completions)]
+        return [1 / len(text.replace("red", "")) for text in completions]  # fails on "red" and on nothing
 
-    trainer = RLTrainer(make_config(reward=reward_of(monkeypatch, broken), eval_every=0))
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+    reward = reward_of(monkeypatch, broken)
+    trainer = RLTrainer(make_config(reward=reward, eval_every=0, group_size=20, max_new_tokens=2, top_k=20))
+    with pytest.raises(RuntimeError, match=r"failed on completion \d+, '(red)?': ZeroDivisionError"):
         trainer.train()
 
 
