@@ -17,19 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 PREFIX = "shared_prefix_"  # in front of the name of the implementation the model had
-# What models hand their attention function that a packed row has no use for, or that says what the layout knows.
-HARMLESS = {
-    "attention_mask",
-    "cache_position",
-    "is_causal",
-    "layer_type",
-    "output_attentions",
-    "output_router_logits",
-    "position_embeddings",
-    "position_ids",
-    "sliding_window",
-    "use_cache",
-}
+# What models hand down that attention has no use for (the predicate knows the window). Anything else is refused.
+HARMLESS = {"output_router_logits", "position_ids", "sliding_window", "use_cache"}
 Predicate = Callable[[int, int, Tensor, Tensor], Tensor]  # (batch, head, query position, key position) -> bool
 
 _packing: ContextVar[bool] = ContextVar("packing", default=False)  # is the forward pass now running a packed one?

@@ -30,7 +30,10 @@ def completion_logps(model: nn.Module, rollout: Rollout) -> tuple[Tensor, Tensor
 
 
 def score_completions(model: nn.Module, rollout: Rollout, *, entropy: bool = True, hidden: bool = False) -> Scores:
-    """One forward pass over the rollout, dropout off: of log_softmax(logits / rollout.temperature) in float32.
+    """One forward pass over the rollout, dropout off: log_softmax(logits / rollout.temperature) in float32.
+
+    Backward may follow whenever it likes, under gradient checkpointing too, as long as nobody changes the model's mode
+    or attention implementation in between (see ``evaluating`` and ``attention.attach``).
 
     Args:
         model: a Hugging Face causal LM, or one wrapped in DistributedDataParallel.

@@ -50,8 +50,8 @@ class PackedRollout:
         return self.rows(packed_forward(body, self.ids, self.positions, self).last_hidden_state)
 
     def rows(self, full: Tensor) -> Tensor:
-        """(1, n or N, X) -> (n, X): not every module is given ``logits_to_keep``."""
-        return full[0] if full.shape[1] == len(self.keep) else full[0, self.keep]
+        """(1, n or N, X) -> (n, X)."""
+        return kept(full, self.keep)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, allowed: Predicate, how: Scoring) -> Tensor:
         """The layout's part in each layer: (N, heads, ...) -> (N, H, E)."""
@@ -132,8 +132,7 @@ class PackedDecoder:
         self.grid = Grid((len(self.prompts.lengths), self.group, 1), self.index * self.group + self.rank)
 
     def _logits(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
-        logits = packed_forward(self.lm, ids, positions, self, logits_to_keep=keep).logits[0]
-        return logits if len(logits) == len(keep) else logits[keep]
+        return kept(packed_forward(self.lm, ids, positions, self, logits_to_keep=keep).logits, keep)
 
 
 class Prompts:
@@ -184,6 +183,11 @@ class Grid:
         """(P, K, G, R, T, E) -> (n, H, E)."""
         heads = grid.permute(0, 2, 4, 1, 3, 5).reshape(self.size, -1, grid.shape[-1])
         return heads if self.full else heads.index_select(0, self.cells)
+
+
+def kept(full: Tensor, places: Tensor) -> Tensor:
+    """(1, n or N, X) -> (n, X): a model need not obey ``logits_to_keep``, and its body is not asked."""
+    return full[0] if full.shape[1] == len(places) else full[0, places]
 
 
 def rank_in_group(index: Tensor, prompts: int) -> tuple[Tensor, int]:

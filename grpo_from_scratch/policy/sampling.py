@@ -46,6 +46,8 @@ def sample(
     Raises:
         ValueError: an empty prompt, or an argument outside its range.
     """
+    if isinstance(prompts, str):
+        raise ValueError("prompts is one text: give a list of prompts.")
     lm = unwrap(model)
     device = lm.get_input_embeddings().weight.device
     _check_range(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from families import numbered_tokenizer, random_rollout, unpadded
 
-from grpo_from_scratch.policy.rollout import decode, given_completions, pad_prompts
+from grpo_from_scratch.policy.rollout import concatenate, decode, given_completions, pad_prompts
 
 
 def test_given_completions_first_eos_kept():
@@ -58,6 +58,17 @@ def test_select_keeps_content(rows):
 def test_select_nothing_refused():
     with pytest.raises(ValueError, match="no rows"):
         random_rollout([2], [[3]]).select([])
+
+
+def test_concatenate_keeps_content():
+    """Rollouts of other widths, one after the other: rows and examples are what they were."""
+    parts = [random_rollout([7, 3], [[5, 1], [4]]), random_rollout([2], [[9]], seed=1), random_rollout([1], [[2]])]
+    parts = [replace(part, examples=[f"{i}{p}" for p in range(len(part.prompt_ids))]) for i, part in enumerate(parts)]
+    whole = concatenate(parts)
+    assert list(unpadded(whole)) == [row for part in parts for row in unpadded(part)]
+    assert [whole.examples[prompt] for prompt in whole.prompt_index] == ["00", "00", "01", "10", "20"]
+    assert whole.texts == [text for part in parts for text in part.texts]
+    assert concatenate(parts[:1]) is parts[0]
 
 
 def test_decode_cut_character(byte_tokenizer):

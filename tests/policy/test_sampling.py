@@ -186,6 +186,7 @@ def test_sample_wrapped(llama, tokenizer, tmp_path):
         ({"top_k": -1}, "top_k"),
         ({"examples": ["one"]}, "1 examples for 3 prompts"),
         ({"prompts": []}, "no prompts"),
+        ({"prompts": "one text"}, "a list of prompts"),
         ({"prompts": [[5], []]}, "prompt 1 has no tokens"),
     ],
 )
