@@ -10,6 +10,7 @@ from grpo_from_scratch.evaluation import experiment as module
 from grpo_from_scratch.evaluation.experiment import (
     KL_COEF,
     ROWS,
+    SWEPT,
     Experiment,
     command_line,
     jobs_of,
@@ -19,7 +20,7 @@ from grpo_from_scratch.evaluation.experiment import (
     swept_settings,
 )
 from grpo_from_scratch.evaluation.report import render_readme, replace_block
-from grpo_from_scratch.evaluation.sweep import FIRST_SEED, STAGES, run_sweep
+from grpo_from_scratch.evaluation.sweep import FIRST_SEED, STAGES, beyond_the_ends, run_sweep
 
 WORDS = ["red", "green", "blue", "one", "two", "three"]
 
@@ -137,6 +138,30 @@ def test_every_row_has_a_search_and_a_result():
     for row, stages in STAGES.items():
         assert set(swept_settings("mixed", row)) == {name for stage in stages for name in stage}
         assert swept_settings("no such data", row) == swept_settings("mixed", row)
+
+
+def test_no_setting_of_the_committed_sweep_is_an_end_of_what_was_tried():
+    """PPO gets its best: whatever lies beyond was tried and scored less."""
+    swept = json.loads(SWEPT.read_text(encoding="utf-8"))["difficulties"]
+    for row, result in swept["mixed"].items():
+        assert beyond_the_ends(result["settings"], result["trials"]) == [], row
+
+
+@pytest.mark.parametrize(
+    "name, tried, best, beyond",
+    [
+        ("learning_rate", [0.1, 0.2, 0.4], 0.2, []),
+        ("learning_rate", [0.1, 0.2], 0.2, [0.4]),
+        ("learning_rate", [0.1, 0.2], 0.1, [0.05]),
+        ("passes", [1, 2], 1, []),  # below 1 they mean nothing
+        ("passes", [1, 2], 2, [4]),
+        ("critic_warmup", [1, 3], 1, [0]),
+        ("critic_warmup", [0, 1], 0, []),
+    ],
+)
+def test_beyond_the_ends(name, tried, best, beyond):
+    trials = [{"settings": {name: value}} for value in tried]
+    assert beyond_the_ends({name: best}, trials) == [{name: value} for value in beyond]
 
 
 def test_command_line_can_be_typed_again(monkeypatch):

@@ -41,7 +41,10 @@ def part_of(table):
 
 def test_render_report_names_its_source(table):
     report = render_report(table)
-    assert "`grpo table` in 20.6 minutes (39.1 CPU-minutes in all); source 0123abcd; python 3.13.1, torch 2.13.0." in report
+    assert (
+        "`grpo table` in 20.6 minutes (39.1 CPU-minutes in all); source 0123abcd; python 3.13.1, torch 2.13.0."
+        in report
+    )
     assert report.count("10 runs on 2 initial policies for each row.") == 2
     assert "Indicative" not in report
     assert "(curves.png)" in report
