@@ -78,7 +78,7 @@ def chrf(hypothesis: str, references: Sequence[str]) -> float:
     _check_references(references)
     if not hypothesis.strip():
         return 0.0
-    return min(_CHRF.sentence_score(hypothesis, list(references)).score / 100, 1.0)
+    return _CHRF.sentence_score(hypothesis, list(references)).score / 100
 
 
 def rouge_l(hypothesis: str, reference: str) -> float:

@@ -140,6 +140,7 @@ def test_rouge_l_of_empty_texts():
         ("पढ़ना है", ["पढ़ना", "है"]),
         ("我在北京2024年", ["我", "在", "北", "京", "2024", "年"]),
         ("カメラ。", ["カ", "メ", "ラ"]),
+        ("รักแมว", ["ร", "\u0e31", "ก", "แ", "ม", "ว"]),  # Thai: vowels and tone marks count, too
         ("ok👍👍", ["ok", "👍", "👍"]),
         ("。！ …", []),
     ],
@@ -300,6 +301,8 @@ def test_score_refuses_infinity_naming_rows(infinite):
     """ADV-09: inf is an error of the reward, not a missing score."""
     with pytest.raises(ValueError, match=r"fixed gave an infinite score for completions \[1, 3\]"):
         score(returning(0.0, infinite, None, infinite), ["p"] * 4, list("abcd"), {})
+    with pytest.raises(ValueError, match=r"completions \[0\]"):  # DT-01: a single row stays a list
+        score(returning(infinite), ["p"], ["a"], {})
 
 
 def test_score_refuses_what_is_no_number():
