@@ -38,6 +38,7 @@ CELLS = {
     "interact": ("ipywidgets.interact(lambda clip: print(f'clip {clip}'), clip=(0.0, 1.0));", True),
     "timing": ("print('took 1.23 s at 45.6 it/s')", True),
     "unchecked": ("print('took 7.125')\nassert True", True),
+    "pieces": ("import sys\nprint('one', end=' ', flush=True)\nprint('two')", True),
     "comes last": ("print('the end')", True),
 }
 NUMBERS = {name: number for number, name in enumerate(CELLS)}
@@ -99,6 +100,24 @@ def results(stored, tmp_path_factory) -> dict[str, dict[str, str]]:
 def test_stored_notebook_passes(stored, results):
     assert list(notebooks.problems(stored)) == []
     assert results["good"] == dict.fromkeys(["stored", *(f"Cell {number}" for number in NUMBERS.values())], "")
+
+
+def test_store_keeps_what_a_reader_sees(stored):
+    cells = nbformat.read(stored, as_version=4).cells[1:]
+
+    def seen(name):
+        outputs = cells[NUMBERS[name]].outputs
+        return [output.get("text") or output.data["text/plain"].partition("(")[0] for output in outputs]
+
+    assert seen("raises in a widget") == []  # what it printed went into a widget that is not shown
+    assert seen("interact") == ["interactive"]
+    assert seen("cleared") == seen("cleared later") == ["after\n"]
+    assert seen("updated") == ["'2.5'"]
+    assert seen("semicolon") == []
+    assert seen("pieces") == ["one two\n"]
+    assert not any(
+        "widget-view" in kind for cell in cells for output in cell.outputs for kind in output.get("data", {})
+    )
 
 
 def test_stored_twice_is_byte_identical(stored):

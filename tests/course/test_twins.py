@@ -92,6 +92,13 @@ def test_compare_finds(drift, body, complaint):
     assert complaint in drift("import torch", f"def scaled(x, factor):\n    return {body}")
 
 
+def test_compare_finds_a_gradient_at_the_wrong_element(drift):
+    body = "x * factor + (x - x.detach()).flip(0) * factor - (x - x.detach()) * factor"
+    positive = Inputs(st.fixed_dictionaries({"x": tensors(2, low=1.0), "factor": st.just(1.0)}), gradients=("x",))
+    source = f"def scaled(x, factor):\n    return {body}"
+    assert "the gradient by x differs" in drift("import torch", source, inputs=positive)
+
+
 def test_compare_finds_a_cell_without_the_function(drift):
     assert "defines no scaled" in drift(RIGHT, "other = 1")
 
