@@ -25,7 +25,18 @@ def losses(draw):
     return {"per_token": per_token, "mask": mask, "how": how, "denominator": denominator, "max_new_tokens": 4}
 
 
+@st.composite
+def ratios(draw, **more):
+    """Log-probs under two policies, with anything behind the mask."""
+    mask = draw(masks(2, 3))
+    logps, old_logps = (draw(tensors(2, 3, high=0.0)).masked_fill(~mask, draw(ANYTHING)) for _ in range(2))
+    return {"logps": logps, "old_logps": old_logps, "mask": mask} | {name: draw(make) for name, make in more.items()}
+
+
 HOW = st.sampled_from(["sequence", "token", "constant"])
+ANYTHING = st.sampled_from([0.0, torch.nan, -torch.inf])
+ADVANTAGES = tensors(2) | tensors(2, 3)
+CLIP = st.sampled_from([0.0625, 0.25, 0.5])
 
 INPUTS = {
     f"{PACKAGE}.reinforce_surrogate": Inputs(reinforce(), gradients=("logps",)),
@@ -33,4 +44,13 @@ INPUTS = {
         st.fixed_dictionaries({"mask": masks(2, 3), "how": HOW, "max_new_tokens": st.just(4)})
     ),
     f"{PACKAGE}.aggregate": Inputs(losses(), gradients=("per_token",)),
+    f"{PACKAGE}.importance_ratio": Inputs(
+        ratios(level=st.sampled_from(["token", "sequence"])), gradients=("logps", "old_logps")
+    ),
+    f"{PACKAGE}.clipped_surrogate": Inputs(
+        ratios(advantages=ADVANTAGES, clip_low=CLIP, clip_high=CLIP), gradients=("logps", "advantages")
+    ),
+    f"{PACKAGE}.cispo_surrogate": Inputs(
+        ratios(advantages=ADVANTAGES, clip_high=CLIP), gradients=("logps", "advantages")
+    ),
 }
