@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_notebook
+
 from twins import Drift, Inputs, compare, declarations, tensors, twins_of
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))

@@ -15,10 +15,11 @@ from typing import Any
 import nbformat
 import numpy as np
 import torch
-import twin_inputs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+import twin_inputs
 
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 

@@ -1,7 +1,7 @@
 import pytest
-from simulated_runs import all_runs, table_of
 
 from grpo_from_scratch.evaluation.schema import Table
+from simulated_runs import all_runs, table_of
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import re
 
 import pytest
 from rich.console import Console
-from simulated_runs import all_runs, simulate, table_of, untrained
 
 from grpo_from_scratch.evaluation.report import (
     README_BEGIN,
@@ -24,6 +23,7 @@ from grpo_from_scratch.evaluation.report import (
     terminal_tables,
     write_report,
 )
+from simulated_runs import all_runs, simulate, table_of, untrained
 
 
 def quick_table(**config):

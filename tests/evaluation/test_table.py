@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from simulated_runs import all_runs, simulate, table_of, untrained
 
 from grpo_from_scratch.evaluation.schema import Row, RunResult
 from grpo_from_scratch.evaluation.table import first_value, last_mean
+from simulated_runs import all_runs, simulate, table_of, untrained
 
 SLOW = [0.0, 0.2, 0.4, 0.4, 0.4]  # final .4; 75 %, .3, at the 15th completion
 FAST = [0.0, 0.4, 0.5, 0.5, 0.5]  # .3 at 7.5; 90 % of its own gain, .45, at 15

@@ -1,4 +1,5 @@
 from hypothesis import strategies as st
+
 from twin_inputs.baselines import group_ids, rewards
 from twins import Inputs, masks, tensors
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
 from twins import Inputs
 
 PACKAGE = "grpo_from_scratch.objective.baselines"
