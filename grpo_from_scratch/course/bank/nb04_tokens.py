@@ -36,6 +36,24 @@ def shifted_backwards(logits, ids, prompt_length):
     return log_probs.gather(-1, ids[:, prompt_length - 1 : -1, None])[..., 0]
 
 
+def ids_not_shifted(logits, ids, prompt_length):
+    log_probs = torch.log_softmax(logits[:, prompt_length - 1 : -1], -1)
+    return log_probs.gather(-1, ids[:, prompt_length - 1 : -1, None])[..., 0]
+
+
+def normalised_over_places(logits, ids, prompt_length):
+    log_probs = torch.log_softmax(logits[:, prompt_length - 1 : -1], 1)
+    return log_probs.gather(-1, ids[:, prompt_length:, None])[..., 0]
+
+
+def negative_log_probs(logits, ids, prompt_length):
+    return -reply_logps(logits, ids, prompt_length)
+
+
+def without_the_batch(logits, ids, prompt_length):
+    return reply_logps(logits, ids, prompt_length).squeeze()
+
+
 def raw_logits_of_tokens(logits, ids, prompt_length):
     return logits[:, prompt_length - 1 : -1].gather(-1, ids[:, prompt_length:, None])[..., 0]
 
@@ -98,6 +116,10 @@ REPLY_LOGPS = Exercise(
         Mistake(with_the_prompt, "the prompt's tokens are in it; the model did not choose those"),
         Mistake(keeps_a_prompt_token, "it starts one place too early and has a token of the prompt in it"),
         Mistake(shifted_backwards, "the shift goes the wrong way: this is the probability of the token before"),
+        Mistake(ids_not_shifted, "the logits begin at the right place; look up the token *after* it, not that at it"),
+        Mistake(normalised_over_places, "log_softmax runs over the places; the vocabulary is the last dimension"),
+        Mistake(negative_log_probs, "a log-prob is never positive: cross_entropy gives minus the log-prob"),
+        Mistake(without_the_batch, "squeeze() takes the batch away when it has one row: use [..., 0] or squeeze(-1)"),
         Mistake(raw_logits_of_tokens, "logits are not log-probs: log_softmax over the vocabulary is missing"),
         Mistake(probabilities_of_tokens, "these are probabilities; take log_softmax rather than softmax"),
         Mistake(keeps_the_last_dimension, "gather leaves a last dimension of size 1: take it away with [..., 0]"),
@@ -217,6 +239,14 @@ def by_multiplication(parts, masks):
     return [(part * mask).sum() / tokens for part, mask in zip(parts, masks, strict=True)]
 
 
+def without_gradient(parts, masks):
+    return [loss.item() for loss in micro_batch_losses(parts, masks)]
+
+
+def in_one_tensor(parts, masks):
+    return torch.stack(micro_batch_losses(parts, masks))
+
+
 def without_the_masks(parts, masks):
     return [part.sum() / sum(part.numel() for part in parts) for part in parts]
 
@@ -257,6 +287,8 @@ MICRO_BATCH_LOSSES = Exercise(
         ),
         Mistake(divides_twice, "the parts are to be added up, not averaged: do not divide by their number as well"),
         Mistake(only_the_total, "return a list with one loss for each part, so that each can have its own backward()"),
+        Mistake(without_gradient, "a Python number has no gradient, so backward() cannot start there: no .item()"),
+        Mistake(in_one_tensor, "the numbers are right; leave them in a list, without torch.stack"),
         Mistake(without_the_masks, "the masks are not used: padding is in the sum and in the count"),
         Mistake(by_multiplication, "zero times NaN is NaN: hide with torch.where(mask, part, 0.0)"),
     ),

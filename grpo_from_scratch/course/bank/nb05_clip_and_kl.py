@@ -36,6 +36,14 @@ def clips_around_zero(ratio, advantages, clip):
     return -torch.minimum(ratio * advantages, ratio.clamp(-clip, clip) * advantages)
 
 
+def clamps_the_product(ratio, advantages, clip):
+    return -(ratio * advantages).clamp(1 - clip, 1 + clip)
+
+
+def without_gradient(ratio, advantages, clip):
+    return clip_loss(ratio.detach(), advantages, clip)
+
+
 def averaged(ratio, advantages, clip):
     return clip_loss(ratio, advantages, clip).mean()
 
@@ -46,7 +54,7 @@ CLIP_LOSS = Exercise(
     minutes=15,
     cases=(
         Case(
-            {"ratio": torch.tensor([0.5, 0.9, 1.1, 1.5, 10.0]), "advantages": torch.ones(5), "clip": 0.2},
+            {"ratio": torch.tensor([0.5, 0.9, 1.1, 1.5, 10.0]), "advantages": torch.full((5,), 2.0), "clip": 0.2},
             "good tokens: no gradient once the ratio is above 1.2, the others are pushed up",
         ),
         Case(
@@ -88,6 +96,8 @@ CLIP_LOSS = Exercise(
         Mistake(
             clips_around_zero, "the ratio is kept near 0; no change is a ratio of 1, so clamp to 1 - clip .. 1 + clip"
         ),
+        Mistake(clamps_the_product, "ratio times advantage is clamped; clamp the ratio alone, then multiply"),
+        Mistake(without_gradient, "the values are right, but no gradient reaches the ratio: no detach() here"),
         Mistake(averaged, "do not average here: which mean to take is another decision (notebook 04)"),
     ),
     gradients=("ratio",),
@@ -129,6 +139,14 @@ def is_k2(logps, ref_logps):
 def of_the_probabilities(logps, ref_logps):
     d = ref_logps.exp() / logps.exp()
     return torch.expm1(d) - d
+
+
+def weighted_by_the_policy(logps, ref_logps):
+    return logps.exp() * k3(logps, ref_logps)
+
+
+def logs_of_logs(logps, ref_logps):
+    return k3(logps.log(), ref_logps.log())
 
 
 def averaged_k3(logps, ref_logps):
@@ -179,6 +197,8 @@ K3 = Exercise(
         Mistake(is_k1, "this is k1"),
         Mistake(is_k2, "this is k2"),
         Mistake(of_the_probabilities, "d is the log of ref/π; you took ref/π itself"),
+        Mistake(weighted_by_the_policy, "do not multiply by π: the token was drawn from π, which weighs it already"),
+        Mistake(logs_of_logs, "the inputs are log-probs already: their difference is d, without another log"),
         Mistake(averaged_k3, "do not average: the loss needs one number for each token"),
         Mistake(reference_only, "no gradient reaches logps, so the penalty would hold nothing"),
     ),
