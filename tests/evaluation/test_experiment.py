@@ -127,9 +127,12 @@ def test_run_sweep_takes_the_best_trial_of_every_stage(small, tmp_path, monkeypa
     monkeypatch.setattr("grpo_from_scratch.evaluation.sweep.STAGES", stages)
     found = run_sweep(dataclasses.replace(small, rows=("grpo", "ppo")), tmp_path / "sweep", workers=1)
     (rows,) = found["difficulties"].values()
-    assert [len(rows[row]["trials"]) for row in ("grpo", "ppo")] == [2, 3]
+    tried = {row: [trial["settings"] for trial in rows[row]["trials"]] for row in rows}
+    assert tried["grpo"][:2] == [{"learning_rate": 1e-3}, {"learning_rate": 1e-2}]
+    assert tried["ppo"][1:3] == [{"learning_rate": 1e-3, "critic_passes": passes} for passes in (1, 2)]
     for row in rows.values():
         assert row["settings"] == max(row["trials"], key=lambda trial: sum(trial["scores"]))["settings"]
+        assert beyond_the_ends(row["settings"], row["trials"]) == []
     assert json.loads((tmp_path / "sweep" / "sweep.json").read_text()) == json.loads(json.dumps(found))
 
 
