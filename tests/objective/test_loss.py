@@ -124,9 +124,9 @@ def test_policy_loss_no_advantage_no_gradient(name):
     assert (logps.grad == 0).all()
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("preset", [*PRESETS, *(Preset(kl_coef=0.1, kl_estimator=k) for k in ("k2", "k3_weighted"))])
 @pytest.mark.parametrize("garbage", [math.nan, math.inf])
-def test_policy_loss_ignores_what_the_mask_hides(name, garbage):
+def test_policy_loss_ignores_what_the_mask_hides(preset, garbage):
     """LP-12, ADV-09: garbage in every input behind the mask, NaN as the advantage of the row without reward."""
     clean = batch(2)
     dirty = {key: clean[key].masked_fill(~clean["mask"], garbage) for key in ("logps", "old_logps", "ref_logps")}
@@ -135,7 +135,7 @@ def test_policy_loss_ignores_what_the_mask_hides(name, garbage):
     results = []
     for data in (clean, dirty):
         logps = data.pop("logps").requires_grad_()
-        loss, metrics = policy_loss(name, logps=logps, **data, max_new_tokens=LIMIT)
+        loss, metrics = policy_loss(preset, logps=logps, **data, max_new_tokens=LIMIT)
         loss.backward()
         results.append((loss, logps.grad, metrics))
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
