@@ -162,7 +162,8 @@ def test_cells_show_each_number_in_its_own_column(table):
         "fact_accuracy": None,
     }
     assert list(main_cells(row).values()) == [
-        "GRPO 8×4", "0.20 [0.19, 0.21]", "0.40 [0.39, 0.41]", "0.50 [0.49, 0.51]", "0.60 [0.59, 0.61]", "0.150 [0.140, 0.160]",
+        "GRPO 8×4", "0.20 [0.19, 0.21]", "0.40 [0.39, 0.41]", "0.50 [0.49, 0.51]", "0.60 [0.59, 0.61]",
+        "0.150 [0.140, 0.160]",
         "0.100 [0.090, 0.110]", "0.70",
     ]  # fmt: skip
     assert list(learning_cells(row).values()) == [
