@@ -96,11 +96,24 @@ def test_policy_loss_gradient(name):
     assert gradcheck(lambda lp: policy_loss(name, logps=lp, **data, max_new_tokens=LIMIT)[0], logps)
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_weighted"])
-def test_policy_loss_gradient_with_each_kl(estimator):
-    data = batch(12)
+KL_OF_TOKEN = {  # from d = log(ref/π) and the ratio π/π_old
+    "k2": lambda d, ratio: d * d / 2,
+    "k3": lambda d, ratio: math.exp(d) - 1 - d,
+    "k3_weighted": lambda d, ratio: ratio * (math.exp(d) - 1 - d),
+}
+
+
+@pytest.mark.parametrize("estimator", KL_OF_TOKEN)
+def test_policy_loss_with_each_kl(estimator):
+    """The KL term is the named estimator, averaged as the loss is; its gradient by finite differences."""
+    data, preset = batch(12), Preset(kl_coef=0.5, kl_estimator=estimator, aggregate="token")
+    kls = []
+    for row, t in data["mask"].nonzero().tolist():
+        lp, old, ref = (float(data[key][row, t]) for key in ("logps", "old_logps", "ref_logps"))
+        kls.append(KL_OF_TOKEN[estimator](ref - lp, math.exp(lp - old)))
+    with_kl, without = (policy_loss(replace(preset, kl_coef=coef), **data)[0] for coef in (0.5, 0.0))
+    assert (with_kl - without).item() == pytest.approx(0.5 * sum(kls) / len(kls))
     logps = data.pop("logps").requires_grad_()
-    preset = Preset(kl_coef=0.5, kl_estimator=estimator)
     assert gradcheck(lambda lp: policy_loss(preset, logps=lp, **data)[0], logps)
 
 
