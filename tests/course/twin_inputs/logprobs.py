@@ -1,5 +1,6 @@
 import torch
 from hypothesis import strategies as st
+
 from twins import Inputs, masks, tensors
 
 PACKAGE = "grpo_from_scratch.policy.logprobs"

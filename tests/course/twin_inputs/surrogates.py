@@ -1,5 +1,6 @@
 import torch
 from hypothesis import strategies as st
+
 from twins import Inputs, masks, tensors
 
 PACKAGE = "grpo_from_scratch.objective.surrogates"
@@ -17,12 +18,11 @@ def reinforce(draw):
 
 @st.composite
 def losses(draw):
-    mask, how = draw(masks(2, 3)), draw(HOW)
-    per_token = draw(tensors(2, 3))
+    mask, per_token = draw(masks(2, 3)), draw(tensors(2, 3))
     if draw(st.booleans()):  # padding may hold anything
         per_token = per_token.masked_fill(~mask, torch.nan)
     denominator = draw(st.none() | st.sampled_from([0, 0.5, 3]).map(torch.tensor))  # below one: DDP with few tokens
-    return {"per_token": per_token, "mask": mask, "how": how, "denominator": denominator, "max_new_tokens": 4}
+    return {"per_token": per_token, "mask": mask, "denominator": denominator, "max_new_tokens": 4}
 
 
 @st.composite
@@ -33,7 +33,12 @@ def ratios(draw, **more):
     return {"logps": logps, "old_logps": old_logps, "mask": mask} | {name: draw(make) for name, make in more.items()}
 
 
-HOW = st.sampled_from(["sequence", "token", "constant"])
+def every(option, *choices):
+    """Call with each of the choices, whatever few examples are drawn."""
+    return lambda function, arguments: {choice: function(**arguments, **{option: choice}) for choice in choices}
+
+
+EVERY_AVERAGE = every("how", "sequence", "token", "constant")
 ANYTHING = st.sampled_from([0.0, torch.nan, -torch.inf])
 ADVANTAGES = tensors(2) | tensors(2, 3)
 CLIP = st.sampled_from([0.0625, 0.25, 0.5])
@@ -41,16 +46,16 @@ CLIP = st.sampled_from([0.0625, 0.25, 0.5])
 INPUTS = {
     f"{PACKAGE}.reinforce_surrogate": Inputs(reinforce(), gradients=("logps",)),
     f"{PACKAGE}.loss_denominator": Inputs(
-        st.fixed_dictionaries({"mask": masks(2, 3), "how": HOW, "max_new_tokens": st.just(4)})
+        st.fixed_dictionaries({"mask": masks(2, 3), "max_new_tokens": st.just(4)}), call=EVERY_AVERAGE
     ),
-    f"{PACKAGE}.aggregate": Inputs(losses(), gradients=("per_token",)),
+    f"{PACKAGE}.aggregate": Inputs(losses(), gradients=("per_token",), call=EVERY_AVERAGE),
     f"{PACKAGE}.importance_ratio": Inputs(
-        ratios(level=st.sampled_from(["token", "sequence"])), gradients=("logps", "old_logps")
+        ratios(), gradients=("logps", "old_logps"), call=every("level", "token", "sequence")
     ),
     f"{PACKAGE}.clipped_surrogate": Inputs(
-        ratios(advantages=ADVANTAGES, clip_low=CLIP, clip_high=CLIP), gradients=("logps", "advantages")
+        ratios(advantages=ADVANTAGES, clip_low=CLIP, clip_high=CLIP), gradients=("logps", "old_logps", "advantages")
     ),
     f"{PACKAGE}.cispo_surrogate": Inputs(
-        ratios(advantages=ADVANTAGES, clip_high=CLIP), gradients=("logps", "advantages")
+        ratios(advantages=ADVANTAGES, clip_high=CLIP), gradients=("logps", "old_logps", "advantages")
     ),
 }
