@@ -99,15 +99,14 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """One token for each row by inverse CDF: logits (b, V), uniforms (b,) in [0, 1) -> tokens (b,), log-probs (b,).
 
-    The CDF is summed in float64, where a large vocabulary's tail is not lost; a token of probability 0 is never drawn.
+    The CDF is summed in float64, where the tail of a large vocabulary is not lost. Rounding cannot carry a uniform
+    below 1 up to the CDF's total, so a token of probability 0 is never drawn.
     """
     if temperature == 0:
         return logits.argmax(-1), torch.zeros(len(logits), device=logits.device)
     log_probs = torch.log_softmax(cut(logits.float() / temperature, top_p=top_p, top_k=top_k), -1)
     cdf = log_probs.double().exp().cumsum(-1)
-    total = cdf[:, -1:]
-    below_total = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cdf, below_total, right=True)  # (b, 1)
+    tokens = torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True)  # (b, 1)
     return tokens[:, 0], log_probs.gather(1, tokens)[:, 0]
 
 

@@ -161,9 +161,10 @@ def test_score_completions_garbage_behind_mask(model, ragged):
 
 
 def test_score_completions_nan_behind_mask():
-    """LP-12: a NaN that a padded position computes reaches neither a value nor a gradient."""
+    """LP-12: a NaN that a padded position computes, or an impossible token, reaches neither a value nor a gradient."""
     table = torch.zeros(4, 4)
-    table[0] = torch.nan  # behind the mask, tokens read as id 0
+    table[0] = torch.nan  # behind the mask, tokens read as id 0,
+    table[:, 0] = -torch.inf  # which is impossible
     rollout = random_rollout([1, 1], [[3], [1]])
     rollout = replace(
         rollout, prompt_ids=torch.ones(2, 1, dtype=torch.long), completion_ids=torch.ones(2, 3, dtype=torch.long)
@@ -171,7 +172,7 @@ def test_score_completions_nan_behind_mask():
     bigram = Bigram(table)
     logps, _ = padded_logps(bigram, rollout)
     logps.sum().backward()
-    torch.testing.assert_close(logps, torch.where(rollout.completion_mask, -torch.tensor(4.0).log(), 0))
+    torch.testing.assert_close(logps, torch.where(rollout.completion_mask, -torch.tensor(3.0).log(), 0))
     assert bigram.table.grad[1:].isfinite().all()
 
 

@@ -225,11 +225,19 @@ def test_draw_impossible_token(uniform):
     assert token.item() == (1 if uniform == 0 else 3)
 
 
-def test_draw_large_vocabulary_tail():
-    """float32 sums would never reach the last tokens of a large flat vocabulary."""
-    size = 200_001
-    token, _ = draw(torch.zeros(1, size), torch.tensor([(size - 0.5) / size], dtype=torch.float64))
-    assert token.item() == size - 1
+def test_draw_impossible_last_token():
+    """Nor does rounding carry the largest uniform past the last possible token, whatever the CDF sums up to."""
+    logits = torch.randn(500, 20, generator=torch.Generator().manual_seed(0))
+    logits[:, -1] = -torch.inf
+    tokens, logps = draw(logits, torch.full((500,), 1 - 2**-53, dtype=torch.float64))
+    assert (tokens == 18).all() and logps.isfinite().all()
+
+
+def test_draw_tail():
+    """A thousand tokens of probability 1e-9 behind a nearly certain one: in float32 the CDF would stand still there."""
+    logits = torch.tensor([[0.0] + [np.log(1e-9)] * 1000])
+    tokens = [draw(logits, torch.tensor([1 - (k + 0.5) * 1e-9], dtype=torch.float64))[0].item() for k in range(5)]
+    assert tokens == [1000, 999, 998, 997, 996]
 
 
 def test_cut_keeps_the_most_probable():

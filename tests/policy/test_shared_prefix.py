@@ -18,7 +18,7 @@ from families import (
 )
 
 from grpo_from_scratch.policy import attention, packing
-from grpo_from_scratch.policy.logprobs import completion_logps, score_completions
+from grpo_from_scratch.policy.logprobs import completion_logps, hidden_states, score_completions
 from grpo_from_scratch.policy.packing import PackedRollout
 from grpo_from_scratch.policy.padding import PaddedRollout
 from grpo_from_scratch.policy.sampling import sample
@@ -137,6 +137,9 @@ def test_packed_scores_lora(llama, ragged):
     expected = plain_scores(model, ragged).logps
     torch.testing.assert_close(logps, expected, atol=1e-5, rtol=0)
     assert (expected - plain_scores(llama, ragged).logps).abs().max() > 0.01
+    torch.testing.assert_close(
+        hidden_states(model, ragged), score_completions(model, ragged, hidden=True).hidden, atol=1e-5, rtol=1e-4
+    )
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, got, want in zip(
         trained,
@@ -241,6 +244,22 @@ def test_attach_leaves_plain_forwards_alone(family, tokenizer, tmp_path):
     assert "shared_prefix" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(loaded(input_ids=ids).logits, before(input_ids=ids).logits)
+
+
+def test_packed_attention_refuses_other_shapes():
+    """An attention that cuts the row into batches or lays another mask over the causal one cannot be packed."""
+    attention.attach(copy.deepcopy(model_of("llama")))
+    attend = transformers.AttentionInterface()[attention.PREFIX + "sdpa"]
+    heads, module = torch.zeros(2, 4, 3, 8), model_of("llama").model.layers[0].self_attn
+    with pytest.raises(attention.Unsupported, match="reshapes the row"):
+        attend(module, heads, heads, heads, lambda *_: True, shared_prefix=object())
+
+    def with_overlay(**_):
+        mask = transformers.AttentionMaskInterface()[attention.PREFIX + "sdpa"]
+        return mask(mask_function=lambda *_: True, use_vmap=True)
+
+    with pytest.raises(attention.Unsupported, match="a mask of its own"):
+        attention.packed_forward(with_overlay, torch.tensor([5]), torch.tensor([0]), None)
 
 
 def test_attach_dropout_refused():
