@@ -121,6 +121,7 @@ def test_store_keeps_what_a_reader_sees(stored):
 
 
 def test_stored_twice_is_byte_identical(stored):
+    """NB-01: no cell depends on another run, and nothing volatile is kept."""
     before = stored.read_bytes()
     assert notebooks.main(["store", str(stored)]) == 0
     assert stored.read_bytes() == before
