@@ -57,11 +57,9 @@ def policy_loss(
     # Whatever stands behind the mask, NaN included, must not reach a gradient: 0·NaN in a backward pass is NaN.
     logps = torch.where(mask, logps, 0.0)
     losses = _surrogate(preset, logps, old_logps, advantages, mask)  # (B, T)
-    if ref_logps is not None:
-        ref_logps = torch.where(mask, ref_logps.detach(), 0.0)
     if in_loss:
         ratio = importance_ratio(logps, old_logps, mask)
-        losses = losses + preset.kl_coef * kl_estimate(logps, ref_logps, preset.kl_estimator, ratio=ratio)
+        losses = losses + preset.kl_coef * kl_estimate(logps, ref_logps.detach(), preset.kl_estimator, ratio=ratio)
     loss = aggregate(losses, mask, preset.aggregate, denominator=denominator, max_new_tokens=max_new_tokens)
     with torch.no_grad():
         return loss, _metrics(preset, logps, old_logps, advantages, mask, ref_logps)

@@ -151,11 +151,12 @@ def test_ema_baseline_counts_a_group_once_per_batch():
 
 def test_ema_baseline_is_kept_in_float64():
     """A small 1 − α times a float32 difference would be lost in the value it is added to."""
-    ema, group = EMABaseline(0.99), torch.tensor([0])
-    expected, rewards = None, torch.rand(200, generator=torch.Generator().manual_seed(0))
-    for reward in rewards:
-        expected = float(reward) if expected is None else expected + 0.01 * (float(reward) - expected)
-        ema.update(reward[None], group)
+    ema, batches = EMABaseline(0.99), torch.rand(200, 3, generator=torch.Generator().manual_seed(0))
+    expected = None
+    for batch in batches:
+        of_batch = statistics.fmean(batch.tolist())
+        expected = of_batch if expected is None else expected + 0.01 * (of_batch - expected)
+        ema.update(batch, torch.zeros(3, dtype=torch.int64))
     assert ema.values[0] == pytest.approx(expected, abs=1e-12)
 
 

@@ -189,6 +189,14 @@ def test_policy_loss_kl_in_the_reward_is_not_in_the_loss():
     assert strict == free
 
 
+def test_policy_loss_leaves_the_reference_alone():
+    """LOSS-12: no gradient reaches the reference, even if someone forgot to freeze it."""
+    data = batch(8)
+    logps, ref_logps = data.pop("logps").requires_grad_(), data.pop("ref_logps").requires_grad_()
+    policy_loss("grpo", logps=logps, ref_logps=ref_logps, **data)[0].backward()
+    assert ref_logps.grad is None and logps.grad is not None
+
+
 def test_policy_loss_token_advantages():
     data = batch(6)
     spread_out = data | {"advantages": data["advantages"][:, None].expand(ROWS, WIDTH)}
@@ -267,11 +275,15 @@ def test_value_loss_gradient_and_garbage(clip):
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
     values = (old + torch.tensor([[0.1, 0.5, 0.0], [-0.6, 0, 0]])).requires_grad_()
     assert gradcheck(lambda v: value_loss(v, returns, mask, old_values=old, clip=clip), values)
-    hidden = [x.detach().masked_fill(mask == 0, math.nan) for x in (values, returns, old)]
-    hidden[0].requires_grad_()
-    value_loss(*hidden[:2], mask, old_values=hidden[2], clip=clip).backward()
     value_loss(values, returns, mask, old_values=old, clip=clip).backward()
-    assert torch.equal(hidden[0].grad, values.grad)
+    for hidden in ({0}, {1}, {2}, {0, 1, 2}):  # which of the inputs hold NaN behind the mask
+        dirty = [
+            x.detach().masked_fill(mask == 0, math.nan if i in hidden else 0.0)
+            for i, x in enumerate((values, returns, old))
+        ]
+        dirty[0].requires_grad_()
+        value_loss(*dirty[:2], mask, old_values=dirty[2], clip=clip).backward()
+        assert torch.equal(dirty[0].grad, values.grad)
 
 
 def test_value_loss_in_parts_equals_the_whole():
