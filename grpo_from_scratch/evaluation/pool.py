@@ -1,6 +1,5 @@
 """Many runs on a few worker processes, with one progress bar over all their steps."""
 
-import contextlib
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -68,5 +67,4 @@ def _watch(futures: list, queue, bar: tqdm) -> None:
         while not queue.empty():
             bar.update(queue.get())
         for future in done:
-            with contextlib.suppress(KeyboardInterrupt):
-                future.result()
+            future.result()  # raises what the job raised
