@@ -1,4 +1,4 @@
-"""Exercises of 02_baselines: an average over every draw, the best constant, the mean of the others."""
+"""Exercises of 02_baselines: the best constant, an average over every draw, the mean of the others."""
 
 import itertools
 
@@ -6,6 +6,95 @@ import torch
 from torch import Tensor
 
 from grpo_from_scratch.course.exercises import Case, Exercise, Mistake
+
+# ---------------------------------------------------------------- best_constant
+
+
+def best_constant(probabilities, rewards):
+    scores = torch.eye(len(rewards), dtype=rewards.dtype) - probabilities
+    weights = probabilities * scores.square().sum(1)
+    return (weights * rewards).sum() / weights.sum()
+
+
+def expected_reward(probabilities, rewards):
+    return (probabilities * rewards).sum()
+
+
+def middle_of_the_table(probabilities, rewards):
+    return rewards.mean()
+
+
+def lengths_not_squared(probabilities, rewards):
+    scores = torch.eye(len(rewards), dtype=rewards.dtype) - probabilities
+    weights = probabilities * scores.norm(dim=1)
+    return (weights * rewards).sum() / weights.sum()
+
+
+def not_normalised(probabilities, rewards):
+    scores = torch.eye(len(rewards), dtype=rewards.dtype) - probabilities
+    return (probabilities * scores.square().sum(1) * rewards).sum()
+
+
+def without_probabilities(probabilities, rewards):
+    weights = (torch.eye(len(rewards), dtype=rewards.dtype) - probabilities).square().sum(1)
+    return (weights * rewards).sum() / weights.sum()
+
+
+def for_the_notebooks_policy(probabilities, rewards):
+    return best_constant(
+        torch.tensor([0.1, 0.3, 0.1, 0.2, 0.2, 0.1], dtype=torch.float64),
+        torch.tensor([1.0, 0.2, 0.6, 0.8, 0.1, 0.0], dtype=torch.float64),
+    )
+
+
+BEST_CONSTANT = Exercise(
+    best_constant,
+    difficulty="medium",
+    minutes=15,
+    cases=(
+        Case(
+            {
+                "probabilities": torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64),
+                "rewards": torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64),
+            },
+            "three replies",
+        ),
+        Case(
+            {
+                "probabilities": torch.tensor([0.9, 0.1], dtype=torch.float64),
+                "rewards": torch.tensor([1.0, 0.0], dtype=torch.float64),
+            },
+            "of two replies, the rare one has a score nine times as long (.90√2 against .10√2)",
+        ),
+        Case(
+            {
+                "probabilities": torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64),
+                "rewards": torch.tensor([4.0, 4.0, 4.0], dtype=torch.float64),
+            },
+            "all rewards are 4: subtract 4 and no noise is left",
+        ),
+    ),
+    hints=(
+        "The mean of the estimate does not depend on b, so only E[(Q - b)² |score|²] matters. It is a parabola in b.",
+        "Its slope is -2 E[(Q - b) |score|²]. Where is that zero?",
+        "b = E[Q |score|²] / E[|score|²]. With scores = torch.eye(K) - probabilities, |score|² is "
+        "scores.square().sum(1), and E is a sum weighted by probabilities.",
+    ),
+    mistakes=(
+        Mistake(
+            expected_reward, "this is J, which would be best if all scores were equally long; long ones weigh more"
+        ),
+        Mistake(middle_of_the_table, "this is the plain mean of the table; nothing says how often a reply is drawn"),
+        Mistake(lengths_not_squared, "the weight is the length of the score squared: variance is about squares"),
+        Mistake(not_normalised, "divide by the sum of the weights, or a constant reward does not give that constant"),
+        Mistake(
+            for_the_notebooks_policy,
+            "this is right for the notebook's six replies; compute it from the arguments, probabilities and rewards",
+        ),
+        Mistake(without_probabilities, "the weights leave out how often each reply is drawn"),
+    ),
+    rtol=1e-6,
+)
 
 # ---------------------------------------------------------------- expected_estimate
 
@@ -52,12 +141,6 @@ def summed_over_the_draw(probabilities, rewards, baseline, count):
 
 def without_baseline(probabilities, rewards, baseline, count):
     return expected_estimate(probabilities, rewards, torch.zeros_like, count)
-
-
-def baseline_of_the_whole_table(probabilities, rewards, baseline, count):
-    scores = torch.eye(len(rewards), dtype=rewards.dtype) - probabilities
-    advantages = rewards - baseline(rewards)
-    return (probabilities * advantages) @ scores
 
 
 def tilted(probabilities, rewards, baseline, draws, weights):
@@ -128,96 +211,17 @@ EXPECTED_ESTIMATE = Exercise(
     ),
     mistakes=(
         Mistake(every_draw_alike, "every draw counts the same here; weigh each by how likely the policy draws it"),
-        Mistake(
-            weighs_by_the_first, "a draw's probability is the product over all its replies, not that of the first"
-        ),
+        Mistake(weighs_by_the_first, "a draw's probability is the product over all its replies, not that of the first"),
         Mistake(without_order, "(0, 1) and (1, 0) are two draws, and both happen: itertools.product has both"),
         Mistake(without_repeats, "the same reply can be drawn twice: itertools.product has (0, 0) too"),
         Mistake(summed_over_the_draw, "an estimate is the mean over its replies; this is their sum"),
-        Mistake(without_baseline, "the baseline is not subtracted from the rewards"),
         Mistake(
-            baseline_of_the_whole_table,
-            "the baseline was given the whole table of rewards; it may only see the rewards that were drawn",
+            without_baseline,
+            "no baseline is subtracted, or it was given the whole table of rewards; it may only see what was drawn",
         ),
     ),
     rtol=1e-6,
     atol=1e-9,
-)
-
-# ---------------------------------------------------------------- best_constant
-
-
-def best_constant(probabilities, rewards):
-    scores = torch.eye(len(rewards), dtype=rewards.dtype) - probabilities
-    weights = probabilities * scores.square().sum(1)
-    return (weights * rewards).sum() / weights.sum()
-
-
-def expected_reward(probabilities, rewards):
-    return (probabilities * rewards).sum()
-
-
-def middle_of_the_table(probabilities, rewards):
-    return rewards.mean()
-
-
-def lengths_not_squared(probabilities, rewards):
-    scores = torch.eye(len(rewards), dtype=rewards.dtype) - probabilities
-    weights = probabilities * scores.norm(dim=1)
-    return (weights * rewards).sum() / weights.sum()
-
-
-def not_normalised(probabilities, rewards):
-    scores = torch.eye(len(rewards), dtype=rewards.dtype) - probabilities
-    return (probabilities * scores.square().sum(1) * rewards).sum()
-
-
-def without_probabilities(probabilities, rewards):
-    weights = (torch.eye(len(rewards), dtype=rewards.dtype) - probabilities).square().sum(1)
-    return (weights * rewards).sum() / weights.sum()
-
-
-BEST_CONSTANT = Exercise(
-    best_constant,
-    difficulty="medium",
-    minutes=15,
-    cases=(
-        Case(
-            {
-                "probabilities": torch.tensor([0.9, 0.1], dtype=torch.float64),
-                "rewards": torch.tensor([1.0, 0.0], dtype=torch.float64),
-            },
-            "of two replies, the rare one has a score nine times as long (.90√2 against .10√2)",
-        ),
-        Case(
-            {
-                "probabilities": torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64),
-                "rewards": torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64),
-            },
-            "three replies",
-        ),
-        Case(
-            {
-                "probabilities": torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64),
-                "rewards": torch.tensor([4.0, 4.0, 4.0], dtype=torch.float64),
-            },
-            "all rewards are 4: subtract 4 and no noise is left",
-        ),
-    ),
-    hints=(
-        "The mean of the estimate does not depend on b, so only E[(Q - b)² |score|²] matters. It is a parabola in b.",
-        "Its slope is -2 E[(Q - b) |score|²]. Where is that zero?",
-        "b = E[Q |score|²] / E[|score|²]. With scores = torch.eye(K) - probabilities, |score|² is "
-        "scores.square().sum(1), and E is a sum weighted by probabilities.",
-    ),
-    mistakes=(
-        Mistake(expected_reward, "this is J, which would be best if all scores were equally long; long ones weigh more"),
-        Mistake(middle_of_the_table, "this is the plain mean of the table; nothing says how often a reply is drawn"),
-        Mistake(lengths_not_squared, "the weight is the length of the score squared: variance is about squares"),
-        Mistake(not_normalised, "divide by the sum of the weights, or a constant reward does not give that constant"),
-        Mistake(without_probabilities, "the weights leave out how often each reply is drawn"),
-    ),
-    rtol=1e-6,
 )
 
 # ---------------------------------------------------------------- others_mean
@@ -272,4 +276,4 @@ OTHERS_MEAN = Exercise(
     ),
 )
 
-EXERCISES = (EXPECTED_ESTIMATE, BEST_CONSTANT, OTHERS_MEAN)
+EXERCISES = (BEST_CONSTANT, EXPECTED_ESTIMATE, OTHERS_MEAN)
