@@ -63,9 +63,12 @@ def table(
         int, typer.Option(help="Runs a row; by default 10 (quick: 2), half on each initial policy.", min=0)
     ] = 0,
     workers: Workers = CORES,
-    out: Annotated[Path, typer.Option(help="Folder of the result; an interrupted table goes on from there.")] = Path(
-        "runs/table"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the result, where an interrupted one goes on. Default: runs/table, or runs/quick."
+        ),
+    ] = None,
     skip_bad: SkipBad = False,
 ) -> None:
     """Measure PPO against GRPO: sample efficiency, stability, BLEU.
@@ -88,6 +91,7 @@ def table(
             quick=quick,
             skip_bad=skip_bad,
         )
+        out = out or Path("runs/quick" if quick else "runs/table")
         made = run_experiment(experiment, out, workers=workers)
     for shown in terminal_tables(made):
         rich_print(shown)
