@@ -1,26 +1,18 @@
-"""The ``grpo`` command."""
+"""``grpo train``, ``grpo sft`` and ``grpo evaluate``: one policy."""
 
 import dataclasses
 import json
-import os
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich import print as rich_print
 from tqdm import tqdm
-from transformers.utils.logging import disable_progress_bar
 
-from grpo_from_scratch.dialogue.corpus import DIFFICULTIES
+from grpo_from_scratch.cli.app import Data, SkipBad, Threads, app, plain_errors
 from grpo_from_scratch.dialogue.readers import load_examples
-from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS, QUICK_ROWS, ROWS, Experiment, run_experiment
+from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS
 from grpo_from_scratch.evaluation.measure import measure
-from grpo_from_scratch.evaluation.report import provenance, terminal_tables
-from grpo_from_scratch.evaluation.sweep import run_sweep
 from grpo_from_scratch.evaluation.text import perplexity
 from grpo_from_scratch.objective.presets import PRESETS, Preset, get_preset
 from grpo_from_scratch.policy.loading import load_policy, save_policy
@@ -31,103 +23,6 @@ from grpo_from_scratch.training.trainer import RLTrainer
 
 TASKS = ("sort_digits",)
 TINY_RATE, LARGE_RATE = 1e-3, 3e-5
-
-app = typer.Typer(
-    help="Group Relative Policy Optimization from scratch: measure it against PPO, train with it, judge the result.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-)
-
-Workers = Annotated[int, typer.Option(help="Runs at a time, each on one core.", min=1)]
-Data = Annotated[
-    str, typer.Option(help="embedded[:mixed|even|hidden|0.3], sort_digits, jsonl:FILE or chitchat.", metavar="SPEC")
-]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines of a data file, and say how many.")]
-Threads = Annotated[int, typer.Option(help="Torch threads; two are often slower than one on a busy machine.", min=1)]
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@app.command()
-def table(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Two minutes: 3 rows, 2 seeds, 20 steps, indicative only.")
-    ] = False,
-    difficulty: Annotated[
-        str,
-        typer.Option(help="mixed, even, hidden, a share of hard contexts such as 0.3, several (mixed,even), or all."),
-    ] = "",
-    data: Data = "embedded",
-    algorithms: Annotated[str, typer.Option(help=f"Rows, separated by commas, of {', '.join(ROWS)}.")] = "",
-    seeds: Annotated[
-        int, typer.Option(help="Runs a row; by default 10 (quick: 2), half on each initial policy.", min=0)
-    ] = 0,
-    workers: Workers = CORES,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the result, where an interrupted one goes on. Default: runs/table, or runs/quick."
-        ),
-    ] = None,
-    skip_bad: SkipBad = False,
-) -> None:
-    """Measure PPO against GRPO: sample efficiency, stability, BLEU.
-
-    Writes **table.json**, **report.md** and **curves.png**. Every row has the same initial policies, completions and KL
-    coefficient, and its own learning rate, from the committed sweep (`grpo sweep`).
-    """
-    with plain_errors(kept="the runs that are done are kept, and the same command goes on from there"):
-        if difficulty and data != "embedded":
-            raise ValueError(
-                f"--difficulty is of the embedded dialogues, and the data is {data!r}; leave one of them out"
-            )
-        experiment = Experiment(
-            data=data,
-            difficulties=_difficulties(difficulty or ("mixed" if quick else "mixed,even")),
-            rows=tuple(algorithms.split(",")) if algorithms else (QUICK_ROWS if quick else tuple(ROWS)),
-            seeds=seeds or (2 if quick else 10),
-            sft_seeds=1 if quick or seeds == 1 else 2,
-            steps=20 if quick else 40,
-            quick=quick,
-            skip_bad=skip_bad,
-        )
-        out = out or Path("runs/quick" if quick else "runs/table")
-        made = run_experiment(experiment, out, workers=workers)
-    for shown in terminal_tables(made):
-        rich_print(shown)
-    typer.echo(provenance(made))
-    typer.echo(f"Report: {out / 'report.md'}")
-
-
-@app.command()
-def sweep(
-    difficulty: Annotated[str, typer.Option(help="As for table.")] = "mixed",
-    algorithms: Annotated[str, typer.Option(help="As for table.")] = "",
-    data: Data = "embedded",
-    seeds: Annotated[int, typer.Option(help="Tuning runs for each setting.", min=1)] = 2,
-    steps: Annotated[int, typer.Option(help="Steps of each run.", min=1)] = 40,
-    workers: Workers = CORES,
-    out: Annotated[Path, typer.Option(help="Folder of sweep.json and its runs.")] = Path("runs/sweep"),
-) -> None:
-    """Search each row's learning rate, passes and critic on tuning seeds and tuning dialogues.
-
-    The result, **sweep.json**, is committed as `grpo_from_scratch/evaluation/sweep.json`, where `grpo table` reads it.
-    """
-    with plain_errors(kept="the runs that are done are kept, and the same command goes on from there"):
-        experiment = Experiment(
-            difficulties=_difficulties(difficulty),
-            rows=tuple(algorithms.split(",")) if algorithms else tuple(ROWS),
-            data=data,
-            seeds=seeds,
-            sft_seeds=min(2, seeds),
-            steps=steps,
-            eval_every=5,
-        )
-        found = run_sweep(experiment, out, workers=workers)
-    for name, rows in found["difficulties"].items():
-        for row, result in rows.items():
-            typer.echo(f"{name:8} {row:12} {json.dumps(result['settings'])}")
-    typer.echo(f"Written: {out / 'sweep.json'}")
 
 
 @app.command()
@@ -293,13 +188,6 @@ def _value(text: str, example: Any, name: str) -> Any:
     return value
 
 
-def _difficulties(text: str) -> tuple[str, ...]:
-    names = DIFFICULTIES if text == "all" else tuple(name.strip() for name in text.split(","))
-    for name in names:
-        load_examples(f"embedded:{name}", "report", count=1)  # refuses an unknown one before anything runs
-    return names
-
-
 def _fine_tune(config: SFTConfig) -> Path:
     with tqdm(total=config.steps, desc="fine-tuning (once: it is cached)", unit="step") as bar:
         return fine_tuned_policy(config, on_step=lambda step, loss: (bar.update(), bar.set_postfix(loss=f"{loss:.3f}")))
@@ -310,24 +198,3 @@ def _show(bar: tqdm, row: dict) -> None:
         bar.update()
     shown = {"reward": row.get("reward_mean"), "held-out": row.get("eval_reward")}
     bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items() if value is not None})
-
-
-@contextmanager
-def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
-    """What a user can mend is said in a sentence, without a traceback; Ctrl-C says what is kept."""
-    disable_progress_bar()  # transformers' own, of loading weights
-    warnings.showwarning = lambda message, *_, **__: typer.echo(f"note: {message}", err=True)
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"\nStopped: {kept}.", err=True)
-        raise typer.Exit(130) from None
-    except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
-        if os.environ.get("GRPO_TRACEBACK"):
-            raise
-        typer.echo(f"grpo: {error}", err=True)
-        raise typer.Exit(1) from None
-
-
-def main() -> None:
-    app()

@@ -1,0 +1,42 @@
+"""What all commands share: the app, options that several take, and how errors are told."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from transformers.utils.logging import disable_progress_bar
+
+app = typer.Typer(
+    help="Group Relative Policy Optimization from scratch: measure it against PPO, train with it, judge the result.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+Workers = Annotated[int, typer.Option(help="Runs at a time, each on one core.", min=1)]
+Data = Annotated[
+    str, typer.Option(help="embedded[:mixed|even|hidden|0.3], sort_digits, jsonl:FILE or chitchat.", metavar="SPEC")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines of a data file, and say how many.")]
+Threads = Annotated[int, typer.Option(help="Torch threads; two are often slower than one on a busy machine.", min=1)]
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
+    """What a user can mend is said in a sentence, without a traceback; Ctrl-C says what is kept."""
+    disable_progress_bar()  # transformers' own, of loading weights
+    warnings.showwarning = lambda message, *_, **__: typer.echo(f"note: {message}", err=True)
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped: {kept}.", err=True)
+        raise typer.Exit(130) from None
+    except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
+        if os.environ.get("GRPO_TRACEBACK"):
+            raise
+        typer.echo(f"grpo: {error}", err=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,104 @@
+"""``grpo table`` and ``grpo sweep``: experiments of many runs."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import print as rich_print
+
+from grpo_from_scratch.cli.app import CORES, Data, SkipBad, Workers, app, plain_errors
+from grpo_from_scratch.dialogue.corpus import DIFFICULTIES
+from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.evaluation.experiment import QUICK_ROWS, ROWS, Experiment, run_experiment
+from grpo_from_scratch.evaluation.report import provenance, terminal_tables
+from grpo_from_scratch.evaluation.sweep import run_sweep
+
+
+@app.command()
+def table(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two minutes: 3 rows, 2 seeds, 20 steps, indicative only.")
+    ] = False,
+    difficulty: Annotated[
+        str,
+        typer.Option(help="mixed, even, hidden, a share of hard contexts such as 0.3, several (mixed,even), or all."),
+    ] = "",
+    data: Data = "embedded",
+    algorithms: Annotated[str, typer.Option(help=f"Rows, separated by commas, of {', '.join(ROWS)}.")] = "",
+    seeds: Annotated[
+        int, typer.Option(help="Runs a row; by default 10 (quick: 2), half on each initial policy.", min=0)
+    ] = 0,
+    workers: Workers = CORES,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the result, where an interrupted one goes on. Default: runs/table, or runs/quick."
+        ),
+    ] = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Measure PPO against GRPO: sample efficiency, stability, BLEU.
+
+    Writes **table.json**, **report.md** and **curves.png**. Every row has the same initial policies, completions and KL
+    coefficient, and its own learning rate, from the committed sweep (`grpo sweep`).
+    """
+    with plain_errors(kept="the runs that are done are kept, and the same command goes on from there"):
+        if difficulty and data != "embedded":
+            raise ValueError(
+                f"--difficulty is of the embedded dialogues, and the data is {data!r}; leave one of them out"
+            )
+        experiment = Experiment(
+            data=data,
+            difficulties=_difficulties(difficulty or ("mixed" if quick else "mixed,even")),
+            rows=tuple(algorithms.split(",")) if algorithms else (QUICK_ROWS if quick else tuple(ROWS)),
+            seeds=seeds or (2 if quick else 10),
+            sft_seeds=1 if quick or seeds == 1 else 2,
+            steps=20 if quick else 40,
+            quick=quick,
+            skip_bad=skip_bad,
+        )
+        out = out or Path("runs/quick" if quick else "runs/table")
+        made = run_experiment(experiment, out, workers=workers)
+    for shown in terminal_tables(made):
+        rich_print(shown)
+    typer.echo(provenance(made))
+    typer.echo(f"Report: {out / 'report.md'}")
+
+
+@app.command()
+def sweep(
+    difficulty: Annotated[str, typer.Option(help="As for table.")] = "mixed",
+    algorithms: Annotated[str, typer.Option(help="As for table.")] = "",
+    data: Data = "embedded",
+    seeds: Annotated[int, typer.Option(help="Tuning runs for each setting.", min=1)] = 2,
+    steps: Annotated[int, typer.Option(help="Steps of each run.", min=1)] = 40,
+    workers: Workers = CORES,
+    out: Annotated[Path, typer.Option(help="Folder of sweep.json and its runs.")] = Path("runs/sweep"),
+) -> None:
+    """Search each row's learning rate, passes and critic on tuning seeds and tuning dialogues.
+
+    The result, **sweep.json**, is committed as `grpo_from_scratch/evaluation/sweep.json`, where `grpo table` reads it.
+    """
+    with plain_errors(kept="the runs that are done are kept, and the same command goes on from there"):
+        experiment = Experiment(
+            difficulties=_difficulties(difficulty),
+            rows=tuple(algorithms.split(",")) if algorithms else tuple(ROWS),
+            data=data,
+            seeds=seeds,
+            sft_seeds=min(2, seeds),
+            steps=steps,
+            eval_every=5,
+        )
+        found = run_sweep(experiment, out, workers=workers)
+    for name, rows in found["difficulties"].items():
+        for row, result in rows.items():
+            typer.echo(f"{name:8} {row:12} {json.dumps(result['settings'])}")
+    typer.echo(f"Written: {out / 'sweep.json'}")
+
+
+def _difficulties(text: str) -> tuple[str, ...]:
+    names = DIFFICULTIES if text == "all" else tuple(name.strip() for name in text.split(","))
+    for name in names:
+        load_examples(f"embedded:{name}", "report", count=1)  # refuses an unknown one before anything runs
+    return names
