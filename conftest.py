@@ -20,7 +20,7 @@ import nbval.kernel
 import nbval.plugin
 import pytest
 
-from grpo_from_scratch.course.notebooks import KERNEL_STARTS, is_idle, kernel_environment, problems, settled
+from grpo_from_scratch.course.notebooks import is_idle, kernel_environment, problems, settled
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are slower than one on a loaded machine
 
@@ -51,7 +51,7 @@ class Text(str):
 class Kernel(nbval.kernel.RunningKernel):
     """A kernel in the environment notebooks are stored in; a cell's messages are handed over once they have settled."""
 
-    def __init__(self, kernel_name, cwd=None, startup_timeout=KERNEL_STARTS):
+    def __init__(self, kernel_name, cwd=None, startup_timeout=60):
         self.home = tempfile.TemporaryDirectory()
         self.settled_messages = []
         self.km, self.kc = nbval.kernel.start_new_kernel(
