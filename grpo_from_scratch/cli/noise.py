@@ -23,8 +23,8 @@ def noise(
         str, typer.Option(help=f"Any of table's, separated by commas. Default: {','.join(DIAL)}.")
     ] = "",
     updates: Annotated[int, typer.Option(help="GRPO updates before the second look. Default: 15.", min=0)] = 0,
-    prompts: Annotated[int, typer.Option(help="Prompts whose replies' gradients are taken. Default: 192.", min=0)] = 0,
-    batches: Annotated[int, typer.Option(help="Measured batches for each group size. Default: 64.", min=0)] = 0,
+    prompts: Annotated[int, typer.Option(help="Prompts whose replies' gradients are taken. Default: 160.", min=0)] = 0,
+    batches: Annotated[int, typer.Option(help="Measured batches for each group size. Default: 56.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     workers: Workers = CORES,
     out: Annotated[
@@ -36,8 +36,8 @@ def noise(
 ) -> None:
     """Compare the gradient noise of a global baseline with a group's, as prompts get more unequal.
 
-    For each difficulty, before and after training: the ratio to first order, by the exact formula, and as measured, with
-    intervals. Writes **noise.json**, **ratio.png** and **noise_to_signal.png**.
+    For each difficulty, before and after training: the ratio to first order, by the exact formula, and as measured.
+    Writes **noise.json**, **ratio.png** and **noise_to_signal.png**.
     """
     with plain_errors(kept="the cells that are done are kept, and the same command goes on from there"):
         asked = {"updates": updates, "prompts": prompts, "batches": batches}
@@ -58,10 +58,10 @@ def noise_lines(study: NoiseStudy) -> list[str]:
     lines = [f"{'difficulty':11}{'policy':12}{'ICC':>6}{'G':>4}  {'first order':>11}  {'exact':>18}  {'measured':>18}"]
     for cell in study["cells"]:
         for group in cell["groups"]:
-            first, exact, measured = (Interval.from_json(group[name]) for name in ("first_order", "exact", "measured"))
-            share = Interval.from_json(cell["icc"])
+            share, first = (Interval(row["value"]).format() for row in (cell["icc"], group["first_order"]))
+            exact, measured = (Interval.from_json(group[name]).format() for name in ("exact", "measured"))
             lines.append(
-                f"{cell['difficulty']:11}{cell['policy']:12}{Interval(share.value).format():>6}{group['group_size']:>4}  "
-                f"{Interval(first.value).format():>11}  {exact.format():>18}  {measured.format():>18}"
+                f"{cell['difficulty']:11}{cell['policy']:12}{share:>6}{group['group_size']:>4}  "
+                f"{first:>11}  {exact:>18}  {measured:>18}"
             )
     return lines
