@@ -16,6 +16,7 @@ COVERS = {
     "03_group_relative": 2,
     "04_tokens": 3,
     "05_clip_and_kl": 7,
+    "06_dialogue_policy": 4,
 }
 
 
