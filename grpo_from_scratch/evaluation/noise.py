@@ -90,7 +90,11 @@ class NoiseJob:
 
 
 def noise_jobs(settings: NoiseSettings, experiment: Experiment, policy: str, out: Path) -> list[NoiseJob]:
-    """Every cell. A trained policy is the table's GRPO run with one pass a step, stopped after ``updates`` steps."""
+    """Every cell. A trained policy is the table's GRPO run with one pass a step, stopped after ``updates`` steps.
+
+    All cells have the same prompts. At the fine-tuned policy they have the same completions too, and only the rewards
+    differ, so that luck in what was drawn is no difference between difficulties.
+    """
     jobs = []
     for difficulty, spec in experiment.specs.items():
         swept = swept_settings(difficulty, "grpo") | {"passes": 1}

@@ -122,35 +122,37 @@ def _json(samples: np.ndarray) -> IntervalJSON:
 
 
 def summary(cells: list[NoiseCell]) -> dict[str, dict[str, Any]]:
-    """For each policy, over its cells and group sizes, how far the two predictions were from what was measured."""
+    """For each policy, over cells and group sizes, how far predictions were from what was measured (luck included).
+
+    A sign is clear where the measured interval excludes 1, and right where ICC > 1/G says on which side it lies.
+    """
     result = {}
     for policy in POLICIES:
-        pairs = [(cell, group) for cell in cells if cell["policy"] == policy for group in cell["groups"]]
-        clear = [(cell, group) for cell, group in pairs if not _inside(1.0, group)]
-        right = sum(
-            (cell["icc"]["value"] > 1 / group["group_size"]) == (group["measured"]["value"] > 1)
-            for cell, group in clear
-        )
+        pairs = [(c, g) for c in cells if c["policy"] == policy for g in c["groups"] if _known(g)]
         groups = [group for _, group in pairs]
+        clear = [(c["icc"]["value"], g) for c, g in pairs if not _inside(1.0, g)]
+        right = [(share > 1 / g["group_size"]) == (g["measured"]["value"] > 1) for share, g in clear]
         result[policy] = {
             "ratios": len(groups),
             "first_order": _errors(groups, "first_order"),
             "exact": _errors(groups, "exact"),
-            "sign": {"clear": len(clear), "right": right},
+            "sign": {"clear": len(clear), "right": sum(right)},
         }
     return result
 
 
+def _known(group: NoiseGroup) -> bool:
+    return all(group[name]["value"] for name in ("first_order", "exact", "measured"))
+
+
 def _errors(groups: list[NoiseGroup], prediction: str) -> dict[str, float | None]:
-    values = [group[prediction]["value"] for group in groups]
-    logs = [
-        abs(math.log(value / group["measured"]["value"]))
-        for value, group in zip(values, groups, strict=True)
-        if value is not None
-    ]
-    inside = sum(_inside(value, group) for value, group in zip(values, groups, strict=True) if value is not None)
-    rms = math.sqrt(sum(log**2 for log in logs) / len(logs)) if logs else math.nan
-    return {"rms": rounded(rms), "max": rounded(max(logs, default=math.nan)), "inside": inside}
+    """|ln(predicted/measured)|, and in how many cases the prediction is inside the measured interval."""
+    errors = np.array([abs(math.log(group[prediction]["value"] / group["measured"]["value"])) for group in groups])
+    return {
+        "rms": rounded(float(np.sqrt(np.mean(errors**2)))) if groups else None,
+        "max": rounded(errors.max(initial=0.0)),
+        "inside": sum(_inside(group[prediction]["value"], group) for group in groups),
+    }
 
 
 def _inside(value: float, group: NoiseGroup) -> bool:

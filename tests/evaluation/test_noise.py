@@ -1,5 +1,6 @@
 """The noise study: every estimator against enumeration, gradients against a plain loop, and the command end to end."""
 
+import copy
 import itertools
 import json
 from dataclasses import replace
@@ -8,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
 from grpo_from_scratch import cli
 from grpo_from_scratch.evaluation import noise_terms
 from grpo_from_scratch.evaluation.intervals import Interval
-from grpo_from_scratch.evaluation.noise import NoiseSettings, read_noise, run_noise
-from grpo_from_scratch.evaluation.noise_cell import noise_cell, resampled_icc
+from grpo_from_scratch.evaluation.noise import DIAL, NoiseSettings, read_noise, run_noise
+from grpo_from_scratch.evaluation.noise_cell import POLICIES, noise_cell, resampled_icc, summary
+from grpo_from_scratch.evaluation.noise_figure import noise_to_signal_figure, ratio_figure
 from grpo_from_scratch.evaluation.noise_gradients import inner_products, policy_gradients, scores
 from grpo_from_scratch.evaluation.noise_terms import (
     Pool,
@@ -28,7 +31,7 @@ from grpo_from_scratch.evaluation.noise_terms import (
     terms,
 )
 from grpo_from_scratch.objective.advantages import compute_advantages
-from grpo_from_scratch.objective.groups import icc
+from grpo_from_scratch.objective.groups import first_order_noise_ratio, icc
 from grpo_from_scratch.policy.loading import new_tiny_policy
 from grpo_from_scratch.policy.sampling import sample
 
@@ -324,3 +327,96 @@ def test_bad_input_gets_one_sentence(arguments, message, tmp_path, monkeypatch):
 def test_settings_refuse_a_group_that_does_not_fit():
     with pytest.raises(ValueError, match="a group of 6 does not fit a batch of 64"):
         NoiseSettings(group_sizes=(2, 6))
+
+
+def ratios(group_size: int, first_order: float | None, measured: tuple) -> dict:
+    low, value, high = measured
+    return {
+        "group_size": group_size,
+        "first_order": {"value": first_order},
+        "exact": {"value": 1.0},
+        "measured": {"low": low, "value": value, "high": high},
+    }
+
+
+def test_summary_by_hand():
+    groups = [
+        ratios(2, 1.0, (1.5, 2.0, 3.0)),  # clear, and ICC < 1/2 says the other side
+        ratios(4, 2.0, (1.5, 2.0, 3.0)),  # clear and right
+        ratios(8, 2.0, (0.5, 2.0, 3.0)),  # not clear
+        ratios(16, None, (0.5, 2.0, 3.0)),  # not known
+    ]
+    cells = [{"policy": "fine-tuned", "icc": {"value": 0.4}, "groups": groups}]
+    found = summary(cells)
+    assert found["fine-tuned"] == {
+        "ratios": 3,
+        "first_order": {
+            "rms": pytest.approx(np.log(2) / np.sqrt(3), rel=1e-5),
+            "max": pytest.approx(np.log(2), rel=1e-5),
+            "inside": 2,
+        },
+        "exact": {"rms": pytest.approx(np.log(2), rel=1e-5), "max": pytest.approx(np.log(2), rel=1e-5), "inside": 1},
+        "sign": {"clear": 2, "right": 1},
+    }
+    nothing = {"rms": None, "max": 0, "inside": 0}
+    assert found["trained"] == {"ratios": 0, "first_order": nothing, "exact": nothing, "sign": {"clear": 0, "right": 0}}
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return read_noise(COMMITTED / "noise.json")
+
+
+def test_committed_study_is_whole_and_small(committed):
+    assert (COMMITTED / "noise.json").stat().st_size < 200_000
+    assert {path.name for path in COMMITTED.iterdir()} == {"noise.json", "ratio.png", "noise_to_signal.png"}
+    assert len(committed["config"]["difficulties"]) >= 5 and set(DIAL) <= set(committed["config"]["difficulties"])
+    assert len(committed["cells"]) == len(POLICIES) * len(committed["config"]["difficulties"])
+    assert not committed["config"]["quick"] and committed["summary"] == summary(committed["cells"])
+    for cell in committed["cells"]:
+        for group in cell["groups"]:
+            assert group["first_order"]["value"] == pytest.approx(
+                first_order_noise_ratio(cell["icc"]["value"], group["group_size"]), rel=1e-4
+            )
+            known = {name: np.array(cell["terms"][name]["value"]) for name in cell["terms"]}
+            ratio = global_noise(known, group["group_size"]) / group_noise(known, group["group_size"])
+            assert group["exact"]["value"] == pytest.approx(float(ratio), rel=1e-4)
+
+
+def test_ratio_figure_draws_the_committed_numbers(committed):
+    left, right = ratio_figure(committed).axes
+    measured = [g["measured"]["value"] for c in committed["cells"] for g in c["groups"]]
+    exact = [g["exact"]["value"] for c in committed["cells"] for g in c["groups"]]
+    shares = [c["icc"]["value"] for c in committed["cells"] for _ in c["groups"]]
+    hollow = [c["policy"] == "trained" for c in committed["cells"] for _ in c["groups"]]
+    for axes, across in ((left, shares), (right, exact)):
+        points = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
+        assert [line.get_xdata()[0] for line in points] == across
+        assert [line.get_ydata()[0] for line in points] == measured
+        assert [to_hex(line.get_markerfacecolor()) == "#ffffff" for line in points] == hollow
+
+
+def test_noise_to_signal_figure_draws_the_committed_numbers(committed):
+    panels = noise_to_signal_figure(committed).axes
+    names = committed["config"]["difficulties"]
+    cells = {(cell["policy"], cell["difficulty"]): cell for cell in committed["cells"]}
+    for axes, key in zip(panels, itertools.product(POLICIES, names), strict=True):
+        for baseline, line in zip(("global", "group"), axes.lines[::2], strict=True):
+            known = [row["value"] for row in cells[key]["noise_to_signal"][baseline] if row]
+            assert line.get_ydata().tolist() == pytest.approx(known)
+
+
+def test_noise_to_signal_figure_shows_an_open_end_and_a_pool_without_signal():
+    study = copy.deepcopy(read_noise(COMMITTED / "noise.json"))
+    first, second = study["cells"][:2]
+    for baseline in ("global", "group"):
+        for row in filter(None, first["noise_to_signal"][baseline]):
+            row["high"] = None
+    second["terms"]["signal"] = {"value": -0.1, "low": -0.3, "high": 0.2}
+    figure = noise_to_signal_figure(study)
+    figure.draw_without_rendering()
+    columns = len(study["config"]["difficulties"])
+    opened, silent = figure.axes[0], figure.axes[columns]
+    top = opened.get_ylim()[1]
+    assert all(band.get_paths()[0].vertices[:, 1].max() > top for band in opened.collections)
+    assert not silent.lines and "more noise than signal" in silent.texts[0].get_text()
