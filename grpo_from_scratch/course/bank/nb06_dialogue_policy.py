@@ -32,10 +32,7 @@ def loses_the_first_token(prompt, reply, max_tokens):
 
 
 def labels_of_the_reply_alone(prompt, reply, max_tokens):
-    return {
-        "input_ids": training_item(prompt, reply, max_tokens)["input_ids"],
-        "labels": reply[: max_tokens - 1],
-    }
+    return {**training_item(prompt, reply, max_tokens), "labels": reply[: max_tokens - 1]}
 
 
 def zeros_for_ignored(prompt, reply, max_tokens):
@@ -58,6 +55,10 @@ def cuts_the_row_at_its_beginning(prompt, reply, max_tokens):
 def prompt_loses_its_end(prompt, reply, max_tokens):
     reply = reply[: max_tokens - 1]
     return never_cut(prompt[: max_tokens - len(reply)], reply, max_tokens)
+
+
+def reply_not_cut(prompt, reply, max_tokens):
+    return never_cut(prompt[-(max_tokens - len(reply)) :], reply, max_tokens)
 
 
 def reply_takes_all_the_room(prompt, reply, max_tokens):
@@ -129,6 +130,9 @@ TRAINING_ITEM = Exercise(
             "the prompt loses its end, which holds the question; keep the last ones, prompt[-room:]",
         ),
         Mistake(
+            reply_not_cut, "a reply too long for max_tokens - 1 is not cut, and the slice of the prompt goes wrong"
+        ),
+        Mistake(
             reply_takes_all_the_room,
             "the reply is cut to max_tokens, which leaves no room, and prompt[-0:] is not empty but all of it. Cut the "
             "reply to max_tokens - 1",
@@ -183,8 +187,9 @@ def masks_nothing(prompts, pad):
     return _repadded(prompts, pad, attention_mask=torch.ones_like(pad_left(prompts, pad)["input_ids"]))
 
 
-def mask_of_bools(prompts, pad):
-    return _repadded(prompts, pad, attention_mask=pad_left(prompts, pad)["attention_mask"].bool())
+def ones_at_padding(prompts, pad):
+    mask = pad_left(prompts, pad)["attention_mask"]
+    return _repadded(prompts, pad, position_ids=(mask.cumsum(1) - 1).masked_fill(mask == 0, 1))
 
 
 def without_positions(prompts, pad):
@@ -229,7 +234,9 @@ PAD_LEFT = Exercise(
         ),
         Mistake(starts_at_one, "positions start at 0: the first real token has no real token before it"),
         Mistake(masks_nothing, "the mask is all ones: attention would read the padding"),
-        Mistake(mask_of_bools, "make the mask int64, as Hugging Face's tokenizers do, so that its sums are numbers"),
+        Mistake(
+            ones_at_padding, "padding has position 1, as in some scripts; that does no harm, but here it is to be 0"
+        ),
         Mistake(without_positions, "position_ids are missing: some models count places if you do not say"),
     ),
 )
