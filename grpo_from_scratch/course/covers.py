@@ -17,6 +17,7 @@ COVERS = {
     "04_tokens": 3,
     "05_clip_and_kl": 7,
     "06_dialogue_policy": 4,
+    "07_train_grpo": 8,
     "08_ema_baselines": 1,
     "09_semantic_groups": 1,
 }
