@@ -117,11 +117,12 @@ def run_cell(job: NoiseJob, report: Report) -> dict[str, Any]:
         return json.loads(saved.read_text(encoding="utf-8"))
     cpu, settings = time.process_time(), job.settings
     if job.policy == "trained":
-        trained = RLTrainer(job.config, on_step=lambda _: report()).train(until=settings.updates)
-        model, tokenizer = trained.model, trained.tokenizer
+        trainer = RLTrainer(job.config, on_step=lambda _: report())
+        trainer.train(until=settings.updates)
+        model, tokenizer, experience = trainer.model, trainer.tokenizer, trainer.experience
     else:
         model, tokenizer = load_policy(job.config.model)
-    experience = Experience(job.config)
+        experience = Experience(job.config)
     pool = gradient_pool(
         model,
         tokenizer,

@@ -248,9 +248,7 @@ def test_scores_are_those_of_a_plain_loop(tiny):
     torch.testing.assert_close(torch.from_numpy(inner_products(found)), expected @ expected.T, atol=1e-3, rtol=1e-5)
 
 
-SMALL = NoiseSettings(
-    difficulties=("even", "hidden"), updates=1, prompts=4, replies=3, batch=4, batches=3, group_sizes=(2, 4)
-)
+SMALL = NoiseSettings(difficulties=("hidden",), updates=1, prompts=4, replies=3, batch=4, batches=3, group_sizes=(2, 4))
 
 
 @pytest.fixture
@@ -269,14 +267,12 @@ def test_run_noise_writes_and_goes_on_from_what_is_done(untrained, tmp_path, mon
     study = run_noise(SMALL, tmp_path, workers=1)
     assert read_noise(tmp_path / "noise.json") == json.loads(json.dumps(study))
     assert [(cell["difficulty"], cell["policy"], cell["updates"]) for cell in study["cells"]] == [
-        ("even", "fine-tuned", 0),
-        ("even", "trained", 1),
         ("hidden", "fine-tuned", 0),
         ("hidden", "trained", 1),
     ]
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("ratio.png", "noise_to_signal.png"))
     finished = sorted((tmp_path / "runs").glob("*/cell.json"))
-    assert len(finished) == 4
+    assert len(finished) == 2
     finished[0].unlink()
     measured = []
     whole = untrained.gradient_pool
@@ -297,9 +293,9 @@ def grpo(*arguments: str, code: int = 0) -> str:
 
 def test_command(untrained, tmp_path, monkeypatch):
     monkeypatch.setattr(NoiseSettings, "__init__", _smaller(NoiseSettings.__init__))
-    said = grpo("noise", "--quick", "--difficulty", "even,0.5", "--out", str(tmp_path / "o"), "--workers", "1")
+    said = grpo("noise", "--quick", "--difficulty", "0.5", "--out", str(tmp_path / "o"), "--workers", "1")
     config = read_noise(tmp_path / "o" / "noise.json")["config"]
-    assert config["difficulties"] == ["even", "0.5"] and config["quick"]
+    assert config["difficulties"] == ["0.5"] and config["quick"]
     assert "0.5 trained" in said and said.endswith(f"Written: {tmp_path / 'o' / 'noise.json'}")
 
 
