@@ -38,5 +38,10 @@ def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
     except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         if os.environ.get("GRPO_TRACEBACK"):
             raise
-        typer.echo(f"grpo: {error}", err=True)
+        typer.echo(f"grpo{_rank()}: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _rank() -> str:
+    """ " (rank 1)" in a job of several processes, whose messages share a terminal."""
+    return f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
