@@ -51,6 +51,9 @@ def train(
     precision: Annotated[
         str, typer.Option(help="fp32, bf16 or fp16: of forward and backward passes; weights stay float32.")
     ] = TrainConfig.precision,
+    strategy: Annotated[
+        str, typer.Option(help="ddp or fsdp: whole weights on each process of a torchrun job, or a slice of them.")
+    ] = TrainConfig.strategy,
     no_shared_prefix: Annotated[
         bool, typer.Option("--no-shared-prefix", help="Compute the prompt again for every completion, for comparison.")
     ] = False,
@@ -94,6 +97,7 @@ def train(
             "max_new_tokens": max_new_tokens,
             "seed": seed,
             "precision": precision,
+            "strategy": strategy,
             "skip_bad": skip_bad,
             "shared_prefix": not no_shared_prefix,
             "out": str(out),
@@ -112,9 +116,9 @@ def _train(config: TrainConfig, world: World, title: str) -> None:
     done, quiet = trainer.progress.step, not world.is_first
     with tqdm(total=config.steps, initial=done, desc=title, unit="step", disable=quiet) as bar:
         result = trainer.train()
+    save_policy(result.model, result.tokenizer, config.folder / "policy", write=world.is_first)
     if quiet:
         return
-    save_policy(result.model, result.tokenizer, config.folder / "policy")
     rewards = [row["eval_reward"] for row in result.evaluations]
     if rewards:
         typer.echo(f"held-out reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")

@@ -3,10 +3,13 @@
 Source: Micikevicius et al. 2018, Mixed Precision Training (arXiv 1710.03740).
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from grpo_from_scratch.distributed.sharding import clip_gradients
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -65,14 +68,18 @@ class LossScaler:
             FloatingPointError: the gradient is not finite, and a smaller scale cannot be why it will be.
         """
         self.scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(parameters, max_norm)
-        made = bool(norm.isfinite())
-        if made:
+        norm = clip_gradients(parameters, max_norm).item()
+        if math.isfinite(norm):
             self.scaler.step(optimizer)
-        elif not self.scaler.is_enabled() or self.scale < 1:
+            self.scaler.update()
+            return norm, True
+        if not self.scaler.is_enabled() or self.scale < 1:
             raise FloatingPointError("the gradient is not finite")
-        self.scaler.update()
-        return norm.item(), made
+        # By the norm, which all ranks know, and not by what GradScaler found in this rank's part of the gradient.
+        lower = self.scale * self.scaler.get_backoff_factor()
+        self.scaler.update(lower)
+        self.load_state_dict(self.state_dict() | {"_growth_tracker": 0})
+        return norm, False
 
     def state_dict(self) -> dict:
         """Scale and count of steps since it last changed; empty without scaling."""

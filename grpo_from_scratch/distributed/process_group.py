@@ -7,8 +7,9 @@ so that ranks that went different ways are told apart from one that is late, and
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 TIMEOUT = 300.0  # seconds a rank waits for the others; longer than the slowest rollout, reward or checkpoint of one
 LABEL = 64  # bytes of a label that are compared
@@ -122,13 +124,15 @@ class World:
     def sum_gradients(self, label: str, parameters: Iterable[Tensor]) -> None:
         """Replace each gradient by its sum over ranks. A rank without one adds nothing; without any it stays None.
 
+        Sharded parameters are left alone: what sharded them has summed their gradients in the backward pass.
+
         A sum, where DistributedDataParallel takes a mean: the loss has a global denominator already. And always in the
         same buckets, where DistributedDataParallel makes new ones after its first backward pass: with three ranks or
         more that changes the order of additions, and a resumed run would not repeat the undisturbed one bit for bit.
         """
         if self.size == 1:
             return
-        for number, bucket in enumerate(_buckets([p for p in parameters if p.requires_grad])):
+        for number, bucket in enumerate(_buckets([p for p in parameters if not isinstance(p, DTensor)])):
             flat = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in bucket]
             present = bucket[0].new_tensor([float(p.grad is not None) for p in bucket])
             total = self.sum(f"{label}, part {number}", torch.cat([*flat, present]))
@@ -199,7 +203,8 @@ def joined(*, timeout: float = TIMEOUT) -> Iterator[World]:
         yield world
     except BaseException as error:  # nothing is taken down in order: that would wait for ranks that may not come
         if world.store is not None and not isinstance(error, RankFailure):
-            world.store.set(f"failed/{world.rank}", f"{type(error).__name__}: {error}")
+            with suppress(RuntimeError):  # the store may be gone too
+                world.store.set(f"failed/{world.rank}", f"{type(error).__name__}: {error}")
         raise
     finally:
         _current = None
@@ -226,8 +231,38 @@ def _join(timeout: float) -> World:
         torch.cuda.set_device(device)
     limit = timedelta(seconds=timeout)
     store, rank, size = next(dist.rendezvous("env://", timeout=limit))
+    store = _unwritten(store, rank, size, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     return World(rank, size, local_rank, device, timeout, dist.PrefixStore("grpo", store))
+
+
+def _unwritten(store: dist.Store, rank: int, size: int, timeout: float) -> dist.Store:
+    """A corner of torchrun's store for this attempt alone.
+
+    torchrun keeps the store when it restarts ranks (torch 2.13), and a process group made in it would call the
+    addresses of ranks that are dead. How often it restarted is no name for an attempt: on several machines each counts
+    for itself. So rank 0 draws a name, and hands it to every rank that answers in this attempt.
+    """
+    me = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"hello/{rank}", me)
+        attempt = store.get(f"attempt/{me}").decode()  # waits for it
+        store.set(f"here/{attempt}/{me}", "")
+        store.get(f"complete/{attempt}")
+        return dist.PrefixStore(attempt, store)
+    missing, end = list(range(1, size)), time.monotonic() + timeout
+    while missing:
+        for other in list(missing):
+            if store.check([f"hello/{other}"]):
+                name = store.get(f"hello/{other}").decode()  # perhaps of an earlier attempt: then it never answers
+                store.set(f"attempt/{name}", me)
+                if store.check([f"here/{me}/{name}"]):
+                    missing.remove(other)
+        if time.monotonic() > end:
+            raise RankFailure(f"{_ranks(missing)} did not join within {timeout:g} s")
+        time.sleep(0.02)
+    store.set(f"complete/{me}", "")
+    return dist.PrefixStore(me, store)
 
 
 def _buckets(parameters: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from grpo_from_scratch.distributed.precision import autocast, check_weights
-from grpo_from_scratch.distributed.process_group import World
+from grpo_from_scratch.distributed.process_group import World, current
+from grpo_from_scratch.distributed.sharding import gathered, load_whole, shard
 from grpo_from_scratch.distributed.share import Share, alone
 from grpo_from_scratch.objective.advantages import compute_advantages, explained_variance, gae, masked_whiten
 from grpo_from_scratch.objective.baselines import EMABaseline
@@ -86,10 +87,20 @@ class Algorithm:
         for lm in (model, self.reference, self.critic and self.critic.lm):
             if lm is not None and config.shared_prefix:
                 supported(lm)  # found out now: the first step's time is the algorithm's own
+        self._shard()
 
     def _make_critic(self) -> GRPOPolicy:
         """A separate critic starts as a copy of the policy's weights; a head sits on the policy itself."""
         return GRPOPolicy(copy.deepcopy(self.model) if self.config.critic == "separate" else self.model)
+
+    def _shard(self) -> None:
+        """Lay policy, reference and critic onto the ranks. A head alone is small, and stays whole on each."""
+        strategy, world, blocks = self.config.strategy, current(), self.model._no_split_modules
+        shard(self.model, strategy, world, blocks=blocks)
+        if self.reference is not None:
+            shard(self.reference, strategy, world, blocks=blocks)
+        if self.critic is not None and not self.shares_body:
+            shard(self.critic, strategy, world, blocks=blocks, method="token_values")
 
     @property
     def shares_body(self) -> bool:
@@ -160,7 +171,9 @@ class Algorithm:
         if self.tfidf is not None:
             embeddings = self.tfidf.encode(share.gather_list("replies", rollout.texts))
         else:
-            embeddings = share.gather("embeddings", hidden_state_embeddings(self.reference, rollout))
+            with gathered(self.reference):
+                embeddings = hidden_state_embeddings(self.reference, rollout)
+            embeddings = share.gather("embeddings", embeddings)
         return self._assign(embeddings, share.world).to(rollout.device)
 
     def _assign(self, embeddings: Tensor | np.ndarray, world: World) -> Tensor:
@@ -179,7 +192,8 @@ class Algorithm:
         The explained variance is that of the value before the first token: what a group mean takes the place of.
         """
         preset, mask = self.preset, batch.mask
-        values = torch.where(mask, self._token_values(batch.rollout), 0)  # (b, T)
+        with gathered(self.critic):
+            values = torch.where(mask, self._token_values(batch.rollout), 0)  # (b, T)
         advantages, returns = gae(per_token, values, mask, gamma=preset.gamma, lam=preset.lam)
         if preset.scale == "batch":
             advantages = _whiten(advantages, mask, batch.share.world)
@@ -245,7 +259,7 @@ class Algorithm:
 
     def load_state_dict(self, state: dict) -> None:
         for name, part in self._parts().items():
-            part.load_state_dict(state[name])
+            load_whole(part, state[name]) if name == "critic" else part.load_state_dict(state[name])
 
 
 def _whiten(values: Tensor, mask: Tensor, world: World) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from grpo_from_scratch.distributed.process_group import current
+from grpo_from_scratch.distributed.sharding import gathered, load_whole, whole
 from grpo_from_scratch.policy.shared_prefix import shared_prefix
 from grpo_from_scratch.training.algorithm import Algorithm
 from grpo_from_scratch.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -83,14 +84,15 @@ class RLTrainer:
             config.model, config.data, self.experience.train_examples, config.seed
         )
         check_length(config, self.model)
-        self.algorithm = Algorithm(config, self.model)
-        self.updater = Updater(config, self.algorithm)
-        self.progress = Progress()
         inputs = {
             "data": data_hash(self.experience.train_examples, self.experience.heldout),
             "weights": weights_hash(self.model),
         }
-        self.world.agree("settings, data and weights", json.dumps([config.to_dict(), inputs], sort_keys=True))
+        self.algorithm = Algorithm(config, self.model)
+        self.updater = Updater(config, self.algorithm)
+        self.progress = Progress()
+        for name, value in ({"settings": json.dumps(config.to_dict(), sort_keys=True)} | inputs).items():
+            self.world.agree(name, value)
         # Last, so that what was refused above leaves no folder behind.
         checkpoint = self.world.from_first("folder", lambda: self._open_folder(inputs))
         if checkpoint is not None:
@@ -133,9 +135,10 @@ class RLTrainer:
     def _step(self) -> dict:
         cpu, wall = time.process_time(), time.perf_counter()
         progress = self.progress
-        collected = self.experience.collect(
-            self.model, self.tokenizer, step=progress.step, first_prompt=progress.prompts
-        )
+        with gathered(self.model):
+            collected = self.experience.collect(
+                self.model, self.tokenizer, step=progress.step, first_prompt=progress.prompts
+            )
         batch, judged = self.algorithm.prepare(collected.rollout, collected.rewards, collected.share)
         updated = self.updater.step(batch, progress.step)
         own = torch.tensor(time.process_time() - cpu, dtype=torch.float64)
@@ -154,8 +157,9 @@ class RLTrainer:
         return self._counters() | collected.metrics | judged | updated | speed
 
     def _evaluation(self) -> dict:
-        more = self.on_evaluation(self) if self.on_evaluation else {}
-        return {"eval_reward": self.experience.heldout_reward(self.model, self.tokenizer)} | more
+        with gathered(self.model):
+            more = self.on_evaluation(self) if self.on_evaluation else {}
+            return {"eval_reward": self.experience.heldout_reward(self.model, self.tokenizer)} | more
 
     def _counters(self) -> dict:
         return dataclasses.asdict(self.progress)
@@ -169,19 +173,22 @@ class RLTrainer:
 
     def save(self) -> Path:
         """Write a checkpoint from which the run goes on bit for bit."""
-        self.world.agree(f"weights after step {self.progress.step}", weights_hash(self.model))
-        state = {
-            "progress": dataclasses.asdict(self.progress),
-            "model": self.model.state_dict(),
-            "algorithm": self.algorithm.state_dict(),
-            "updater": self.updater.state_dict(),
-        }
+        if self.config.strategy == "ddp":
+            self.world.agree(f"weights after step {self.progress.step}", weights_hash(self.model))
+        state = whole(
+            {
+                "progress": dataclasses.asdict(self.progress),
+                "model": self.model.state_dict(),
+                "algorithm": self.algorithm.state_dict(),
+                "updater": self.updater.state_dict(),
+            }
+        )
         folder, step = self.folder / "checkpoints", self.progress.step
         return self.world.from_first(f"checkpoint of step {step}", lambda: save_checkpoint(folder, step, state))
 
     def _restore(self, state: dict) -> None:
         self.progress = Progress(**state["progress"])
-        self.model.load_state_dict(state["model"])
+        load_whole(self.model, state["model"])
         self.algorithm.load_state_dict(state["algorithm"])
         self.updater.load_state_dict(state["updater"])
 

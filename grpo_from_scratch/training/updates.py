@@ -8,6 +8,7 @@ from torch import Tensor
 from grpo_from_scratch.distributed.precision import LossScaler
 from grpo_from_scratch.distributed.process_group import World
 from grpo_from_scratch.distributed.randomness import numpy_generator
+from grpo_from_scratch.distributed.sharding import placed_like
 from grpo_from_scratch.objective.surrogates import loss_denominator
 from grpo_from_scratch.training.algorithm import Algorithm, Batch
 from grpo_from_scratch.training.config import TrainConfig
@@ -142,9 +143,10 @@ class Updater:
 
     def load_state_dict(self, state: dict) -> None:
         for name, optimizer in self._optimizers().items():
-            saved = state[name]
-            moments = {int(number): moments for number, moments in saved["state"].items()}
-            optimizer.load_state_dict({"state": moments, "param_groups": saved["param_groups"]})
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            saved = {int(number): moments for number, moments in state[name]["state"].items()}
+            moments = {number: _laid_out(saved[number], parameters[number]) for number in saved}
+            optimizer.load_state_dict({"state": moments, "param_groups": state[name]["param_groups"]})
         self.scaler.load_state_dict(state["scaler"])
         self.critic_scaler.load_state_dict(state["critic_scaler"])
         self.updates = state["updates"]
@@ -158,3 +160,8 @@ def weighted_means(parts: list[tuple[float, dict]], world: World) -> dict[str, f
     own = torch.tensor([sum(weight for weight, _ in parts), *sums], dtype=torch.float64)
     total, *sums = world.sum("metrics", own).tolist()
     return {name: value / total for name, value in zip(names, sums, strict=True)} if total else {}
+
+
+def _laid_out(moments: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+    """One parameter's moments on the ranks like the parameter; its count of steps is everywhere."""
+    return {name: placed_like(m, parameter) if m.shape == parameter.shape else m for name, m in moments.items()}

@@ -61,8 +61,8 @@ def torchrun():
 def job(torchrun, tmp_path_factory):
     """job("function of jobs.py", argument, processes=2) -> (what each rank returned, the folder it was given)."""
 
-    def run(name: str, argument, *, processes: int = 2) -> tuple[list, Path]:
-        out = tmp_path_factory.mktemp(name)
+    def run(name: str, argument, *, processes: int = 2, out: Path | None = None) -> tuple[list, Path]:
+        out = out or tmp_path_factory.mktemp(name)
         torchrun("jobs.py", name, json.dumps(argument), str(out), processes=processes)
         return [json.loads((out / f"{rank}.json").read_text()) for rank in range(processes)], out
 

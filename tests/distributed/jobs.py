@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 
 from grpo_from_scratch import rewards
 from grpo_from_scratch.distributed.process_group import current, joined
+from grpo_from_scratch.distributed.sharding import is_sharded, whole
 from grpo_from_scratch.distributed.share import contiguous
 from grpo_from_scratch.objective.presets import PRESETS
-from grpo_from_scratch.policy.loading import load_policy
+from grpo_from_scratch.policy.loading import load_policy, save_policy
 from grpo_from_scratch.policy.rollout import given_completions
 from grpo_from_scratch.rewards import chrf_reward
 from grpo_from_scratch.training.algorithm import Algorithm
@@ -52,11 +53,34 @@ def trained(runs: dict[str, dict], out: Path) -> dict:
 
 
 def tensors(trainer: RLTrainer) -> dict[str, torch.Tensor]:
-    """Weights and the last gradients, of the policy and of the critic."""
+    """Weights and the last gradients, of the policy and of the critic; in full, if they are sharded."""
     parts = {"model": trainer.model, "critic": trainer.algorithm.critic}
     named = {f"{part}.{n}": p for part, m in parts.items() if m is not None for n, p in m.named_parameters()}
     weights = {name: p.detach().clone() for name, p in named.items()}
-    return weights | {f"{name}.grad": p.grad.clone() for name, p in named.items() if p.grad is not None}
+    return whole(weights | {f"{name}.grad": p.grad.clone() for name, p in named.items() if p.grad is not None})
+
+
+def resumed(run: dict, out: Path) -> dict:
+    """A run straight through, and one of two trainers; whether they end alike, and how much of the policy is here."""
+    straight = RLTrainer(make_config(run, out / "straight"))
+    straight.train()
+    RLTrainer(make_config(run, out / "broken")).train(until=2)
+    trainer = RLTrainer(make_config(run, out / "broken"))
+    began = trainer.progress.step
+    trainer.train()
+    one, other = tensors(straight), tensors(trainer)
+    save_policy(trainer.model, trainer.tokenizer, out / "policy", write=current().is_first)
+    held = [(p.to_local() if is_sharded(p) else p).numel() / p.numel() for p in trainer.model.parameters()]
+    return {"began": began, "same": all(torch.equal(one[name], other[name]) for name in one), "held": max(held)}
+
+
+def gone_on(run: dict, out: Path) -> int:
+    """The rest of a run that another number of processes began in ``out/gone_on``; at which step it goes on."""
+    trainer = RLTrainer(make_config(run, out / "gone_on"))
+    began = trainer.progress.step
+    trainer.train()
+    save_file(tensors(trainer), out / f"gone_on.{current().rank}")
+    return began
 
 
 def operations(_, out: Path) -> dict:

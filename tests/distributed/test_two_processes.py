@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from jobs import replies, trained
+from jobs import make_config, replies, trained
 from safetensors.torch import load_file
 
 from grpo_from_scratch.objective.presets import PRESETS
+from grpo_from_scratch.training.trainer import RLTrainer
 
 CLOCKS = ("seconds", "second")
 
@@ -38,12 +39,14 @@ def one(runs, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two(runs, job):
+def two(runs, job, tmp_path_factory):
     """What each rank found, then the tensors of each."""
-    everything = {"operations": None, "errors": None, "trained": runs}
+    out = tmp_path_factory.mktemp("two")
+    RLTrainer(make_config(runs["cluster_ema"], out / "gone_on")).train(until=2)  # begun by one process
+    everything = {"operations": None, "errors": None, "trained": runs, "gone_on": runs["cluster_ema"]}
     everything |= {name: fields_of(runs, prompts_per_step=1, group_size=4) for name in ("replies", "split_group")}
-    found, folder = job("everything", everything)
-    return found, {name: [load_file(folder / f"{name}.{rank}") for rank in (0, 1)] for name in runs}
+    found, folder = job("everything", everything, out=out)
+    return found, {name: [load_file(folder / f"{name}.{rank}") for rank in (0, 1)] for name in (*runs, "gone_on")}
 
 
 def fields_of(runs: dict, **changes) -> dict:
@@ -75,6 +78,13 @@ def test_ranks_have_the_same_bits(two, name):
     assert all(torch.equal(first[key], second[key]) for key in first)
     remembered = [rank["trained"][name]["remembered"] for rank in ranks]
     assert remembered[0] == remembered[1] and bool(remembered[0]) == (RUNS[name]["preset"] == "cluster_ema")
+
+
+def test_another_number_of_processes_goes_on_with_a_run(one, two):
+    """One process made two steps; moments, moving averages and centres serve two processes as they served one."""
+    assert [rank["gone_on"] for rank in two[0]] == [2, 2]
+    for tensors in two[1]["gone_on"]:
+        assert all(torch.allclose(tensors[key], t, rtol=0, atol=1e-5) for key, t in one[1]["cluster_ema"].items())
 
 
 def test_a_rank_had_nothing_to_learn_from(one):
