@@ -39,7 +39,7 @@ def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
     except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         if os.environ.get("GRPO_TRACEBACK"):
             raise
-        typer.echo(f"grpo: {error}", err=True)
+        typer.echo(f"grpo{_rank()}: {error}", err=True)
         raise typer.Exit(1) from None
 
 
@@ -55,3 +55,8 @@ def parse_value(text: str, example: Any, name: str) -> Any:
         kind = "two numbers, [0.9, 0.95]" if name == "betas" else f"a value like {json.dumps(example)}"
         raise ValueError(f"{name} takes {kind}, not {text!r}")
     return value
+
+
+def _rank() -> str:
+    """ " (rank 1)" in a job of several processes, whose messages share a terminal."""
+    return f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""

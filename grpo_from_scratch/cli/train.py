@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from grpo_from_scratch.cli.app import Data, SkipBad, Threads, app, parse_value, plain_errors
 from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.distributed.process_group import TIMEOUT, World, joined
 from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS
 from grpo_from_scratch.evaluation.measure import measure
 from grpo_from_scratch.evaluation.text import perplexity
@@ -46,10 +47,19 @@ def train(
     ] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="Longest completion.", min=1)] = MAX_NEW_TOKENS,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    precision: Annotated[
+        str, typer.Option(help="fp32, bf16 or fp16: of forward and backward passes; weights stay float32.")
+    ] = TrainConfig.precision,
+    strategy: Annotated[
+        str, typer.Option(help="ddp or fsdp: whole weights on each process of a torchrun job, or a slice of them.")
+    ] = TrainConfig.strategy,
     no_shared_prefix: Annotated[
         bool, typer.Option("--no-shared-prefix", help="Compute the prompt again for every completion, for comparison.")
     ] = False,
     threads: Threads = 1,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that the processes of a torchrun job wait for each other.", min=1)
+    ] = TIMEOUT,
     skip_bad: SkipBad = False,
     out: Annotated[
         Path, typer.Option(help="Folder of the run; the same command goes on with an interrupted run.")
@@ -64,6 +74,8 @@ def train(
     """Train a policy by reinforcement learning.
 
     Writes **config.json**, **metrics.jsonl**, checkpoints, and the trained **policy/** as a Hugging Face folder.
+
+    On several processes: **torchrun --standalone --nproc-per-node=2 -m grpo_from_scratch train …**
     """
     with plain_errors(kept="what is done of a run is kept, and the same command goes on from there"):
         torch.set_num_threads(threads)
@@ -83,24 +95,33 @@ def train(
             "learning_rate": learning_rate or (TINY_RATE if tiny else LARGE_RATE),
             "max_new_tokens": max_new_tokens,
             "seed": seed,
+            "precision": precision,
+            "strategy": strategy,
             "skip_bad": skip_bad,
             "shared_prefix": not no_shared_prefix,
             "out": str(out),
         }
         config = with_settings(settings, set_ or [])
         parse_reward(reward)  # refused now rather than after the fine-tuning
-        if not model:
-            fine_tuned = _fine_tune(SFTConfig(data=data, max_new_tokens=max_new_tokens, skip_bad=skip_bad))
-            config = dataclasses.replace(config, model=str(fine_tuned))
-        trainer = RLTrainer(config, on_step=lambda row: _show(bar, row))
-        done = trainer.progress.step
-        with tqdm(total=config.steps, initial=done, desc=f"training with {preset}", unit="step") as bar:
-            result = trainer.train()
-        save_policy(result.model, result.tokenizer, out / "policy")
+        with joined(timeout=timeout) as world:
+            if not model:
+                fine_tuned = _fine_tune(SFTConfig(data=data, max_new_tokens=max_new_tokens, skip_bad=skip_bad))
+                config = dataclasses.replace(config, model=str(fine_tuned))
+            _train(config, world, title=f"training with {preset}")
+
+
+def _train(config: TrainConfig, world: World, title: str) -> None:
+    trainer = RLTrainer(config, on_step=lambda row: _show(bar, row))
+    done, quiet = trainer.progress.step, not world.is_first
+    with tqdm(total=config.steps, initial=done, desc=title, unit="step", disable=quiet) as bar:
+        result = trainer.train()
+    save_policy(result.model, result.tokenizer, config.folder / "policy", write=world.is_first)
+    if quiet:
+        return
     rewards = [row["eval_reward"] for row in result.evaluations]
     if rewards:
         typer.echo(f"held-out reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
-    typer.echo(f"Policy: {out / 'policy'}   metrics: {out / 'metrics.jsonl'}")
+    typer.echo(f"Policy: {config.folder / 'policy'}   metrics: {config.folder / 'metrics.jsonl'}")
 
 
 @app.command()

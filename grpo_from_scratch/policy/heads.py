@@ -37,6 +37,11 @@ class GRPOPolicy(nn.Module):
         return self.value_head(states[torch.arange(len(last), device=mask.device), last].float())
 
     def token_values(self, rollout: Rollout) -> Tensor:
-        """V before each completion token, at the position that predicts it: (B, T) float32, 0 behind the mask."""
-        values = self.value_head(hidden_states(self.lm, rollout).float())[..., 0]
+        """V before each completion token, at the position that predicts it: (B, T) float32, 0 behind the mask.
+
+        Under autocast the head itself still computes in float32.
+        """
+        hidden = hidden_states(self.lm, rollout).float()
+        with torch.autocast(hidden.device.type, enabled=False):
+            values = self.value_head(hidden)[..., 0]
         return torch.where(rollout.completion_mask, values, 0)

@@ -14,6 +14,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from grpo_from_scratch.dialogue.corpus import vocabulary
 from grpo_from_scratch.distributed.randomness import key_seed
+from grpo_from_scratch.distributed.sharding import whole
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<bot>")
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -85,10 +86,18 @@ def new_tiny_policy(
     return model.eval(), tokenizer
 
 
-def save_policy(model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: str | Path) -> None:
-    """A plain Hugging Face folder (config, safetensors, tokenizer), as ``load_policy`` and transformers read it."""
-    (model.module if isinstance(model, DistributedDataParallel) else model).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def save_policy(
+    model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: str | Path, *, write: bool = True
+) -> None:
+    """A plain Hugging Face folder (config, safetensors, tokenizer), as ``load_policy`` and transformers read it.
+
+    All ranks call it for a model that is sharded over them; those with ``write=False`` only give their parts.
+    """
+    model = model.module if isinstance(model, DistributedDataParallel) else model
+    weights = whole(model.state_dict())
+    if write:
+        model.save_pretrained(folder, state_dict=weights)
+        tokenizer.save_pretrained(folder)
 
 
 def _from_pretrained(name_or_path: str | Path, dtype: torch.dtype):

@@ -1,6 +1,6 @@
 """Log-probs, entropy and hidden states of given completions: exact whatever the padding."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,9 @@ def score_completions(model: nn.Module, rollout: Rollout, *, entropy: bool = Tru
             f"cannot score at temperature {rollout.temperature}: a greedy rollout has no log-probs; "
             "score dataclasses.replace(rollout, temperature=1.0)."
         )
+    if len(rollout) == 0:
+        scores = score_completions(model, _stand_in(rollout), entropy=entropy, hidden=hidden)
+        return Scores(*(None if part is None else part[:0] for part in vars(scores).values()))
     lm = unwrap(model)
     arranged = arrange(lm, rollout)
     with evaluating(lm), captured_input(lm.get_output_embeddings(), hidden) as states:
@@ -62,6 +65,8 @@ def score_completions(model: nn.Module, rollout: Rollout, *, entropy: bool = Tru
 
 def hidden_states(model: nn.Module, rollout: Rollout) -> Tensor:
     """Last hidden state where each token is predicted, without the LM head: (B, T, H), 0 behind the mask."""
+    if len(rollout) == 0:
+        return hidden_states(model, _stand_in(rollout))[:0]
     lm = unwrap(model)
     arranged = arrange(lm, rollout)
     with evaluating(lm):
@@ -72,6 +77,24 @@ def token_entropy(log_probs: Tensor) -> Tensor:
     """Entropy in nats of normalised log-probs (..., V) -> (...). An impossible token adds 0, also to the gradient."""
     possible = torch.where(log_probs == -torch.inf, 0, log_probs)  # before the product: 0 * -inf is NaN in both passes
     return -(log_probs.exp() * possible).sum(-1)
+
+
+def _stand_in(rollout: Rollout) -> Rollout:
+    """One token after one token, for a rollout without rows: a rank with nothing to score takes part in the forward and
+    backward passes all the same, since a sharded model's are of all ranks together."""
+    token = torch.zeros(1, 1, dtype=torch.long, device=rollout.device)
+    real = torch.ones_like(token, dtype=torch.bool)
+    return replace(
+        rollout,
+        prompt_ids=token,
+        prompt_mask=real,
+        prompt_index=token[0],
+        completion_ids=token,
+        completion_mask=real,
+        logps=token.float(),
+        texts=[""],
+        finished=real[0],
+    )
 
 
 def _masked(values: Tensor, rollout: Rollout) -> Tensor:

@@ -37,15 +37,12 @@ class Rollout:
         """These completions, in this order, with the prompts they answer and no more padding than they need.
 
         Args:
-            rows: completion indices, or a boolean mask of shape (B,). At least one row.
-
-        Raises:
-            ValueError: no row is selected.
+            rows: completion indices, or a boolean mask of shape (B,). None gives an ``empty_rollout``.
         """
         rows = torch.as_tensor(rows, device=self.device)
         rows = rows.nonzero()[:, 0] if rows.dtype == torch.bool else rows.long()
         if len(rows) == 0:
-            raise ValueError("Rollout.select got no rows: a rollout holds at least one completion.")
+            return empty_rollout(self.temperature, self.device)
         prompts, prompt_index = self.prompt_index[rows].unique(return_inverse=True)
         tokens = int(self.completion_mask[rows].sum(1).max())
         hidden = self.prompt_ids.shape[1] - int(self.prompt_mask[prompts].sum(1).max())  # columns that are all padding
@@ -94,6 +91,22 @@ def given_completions(
         temperature=temperature,
         texts=decode(tokenizer, ids, mask),
         finished=(is_end & mask).any(1),
+    )
+
+
+def empty_rollout(temperature: float, device=None) -> Rollout:
+    """No completions, as a rank may have none: (0, 1) each. Scoring it gives (0, 1) tensors with a graph."""
+    nothing = torch.zeros(0, 1, dtype=torch.long, device=device)
+    return Rollout(
+        prompt_ids=nothing,
+        prompt_mask=nothing.bool(),
+        prompt_index=nothing[:, 0],
+        completion_ids=nothing,
+        completion_mask=nothing.bool(),
+        logps=nothing.float(),
+        temperature=temperature,
+        texts=[],
+        finished=nothing[:, 0].bool(),
     )
 
 

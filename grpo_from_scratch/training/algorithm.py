@@ -7,9 +7,14 @@ import copy
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from grpo_from_scratch.distributed.precision import autocast, check_weights
+from grpo_from_scratch.distributed.process_group import World, current
+from grpo_from_scratch.distributed.sharding import gathered, load_whole, shard
+from grpo_from_scratch.distributed.share import Share, alone
 from grpo_from_scratch.objective.advantages import compute_advantages, explained_variance, gae, masked_whiten
 from grpo_from_scratch.objective.baselines import EMABaseline
 from grpo_from_scratch.objective.groups import SemanticGroups
@@ -23,23 +28,31 @@ from grpo_from_scratch.policy.rollout import Rollout
 from grpo_from_scratch.policy.shared_prefix import supported
 from grpo_from_scratch.training.config import TrainConfig
 
+OF_ALL = ("rollout", "share", "scores", "groups")  # what of a Batch is not one row for each of this rank's completions
+
 
 @dataclass
 class Batch:
-    """A rollout with what its rewards say about it. Fixed while the policy takes its passes over it."""
+    """This rank's rollout with what all rewards say about it. Fixed while the policy takes its passes over it."""
 
     rollout: Rollout
-    mask: Tensor  # (B, T) bool; an empty row where the reward is missing
+    share: Share  # which of the step's B completions on all ranks the rollout holds
+
+    # Of all B completions, and left as they are by a selection of rows.
     scores: Tensor  # (B,) what is compared: the rewards, minus the KL to the reference where that is part of them
     groups: Tensor | None = None  # (B,) ids of who is compared with whom; None with a critic
-    advantages: Tensor | None = None  # (B,), or (B, T) with a critic
-    old_logps: Tensor | None = None  # (B, T); None when the only update is exactly on-policy
-    ref_logps: Tensor | None = None  # (B, T)
-    values: Tensor | None = None  # (B, T), the critic's before its update
-    returns: Tensor | None = None  # (B, T), what the critic learns
+
+    # Of this rank's b completions, and of their T tokens.
+    mask: Tensor | None = None  # (b, T) bool; an empty row where the reward is missing
+    prompts: Tensor | None = None  # (b,) the prompt that each answers, numbered through all ranks
+    old_logps: Tensor | None = None  # (b, T); None when the only update is exactly on-policy
+    ref_logps: Tensor | None = None  # (b, T)
+    advantages: Tensor | None = None  # (b,), or (b, T) with a critic
+    values: Tensor | None = None  # (b, T), the critic's before its update
+    returns: Tensor | None = None  # (b, T), what the critic learns
 
     def select(self, rows: Tensor) -> "Batch":
-        """These rows, cut to their longest completion."""
+        """These of this rank's completions, cut to the longest of them."""
         rollout = self.rollout.select(rows)
         width = rollout.completion_ids.shape[1]
 
@@ -48,8 +61,8 @@ class Batch:
                 return None
             return tensor[rows] if tensor.dim() == 1 else tensor[rows, :width]
 
-        names = [name for name in vars(self) if name != "rollout"]
-        return Batch(rollout, **{name: part(getattr(self, name)) for name in names})
+        of_rows = {name: part(tensor) for name, tensor in vars(self).items() if name not in OF_ALL}
+        return Batch(rollout, self.share, self.scores, self.groups, **of_rows)
 
 
 class Algorithm:
@@ -64,6 +77,7 @@ class Algorithm:
     def __init__(self, config: TrainConfig, model: nn.Module):
         preset = config.preset
         self.config, self.preset, self.model = config, preset, model
+        check_weights(model)
         self.ema = EMABaseline(preset.alpha, preset.ema_init) if preset.baseline == "ema" else None
         self.groups = SemanticGroups(preset.num_groups, config.seed) if preset.groups == "semantic" else None
         self.tfidf = TfidfEncoder() if self.groups is not None and config.encoder == "tfidf" else None
@@ -73,10 +87,20 @@ class Algorithm:
         for lm in (model, self.reference, self.critic and self.critic.lm):
             if lm is not None and config.shared_prefix:
                 supported(lm)  # found out now: the first step's time is the algorithm's own
+        self._shard()
 
     def _make_critic(self) -> GRPOPolicy:
         """A separate critic starts as a copy of the policy's weights; a head sits on the policy itself."""
         return GRPOPolicy(copy.deepcopy(self.model) if self.config.critic == "separate" else self.model)
+
+    def _shard(self) -> None:
+        """Lay policy, reference and critic onto the ranks. A head alone is small, and stays whole on each."""
+        strategy, world, blocks = self.config.strategy, current(), self.model._no_split_modules
+        shard(self.model, strategy, world, blocks=blocks)
+        if self.reference is not None:
+            shard(self.reference, strategy, world, blocks=blocks)
+        if self.critic is not None and not self.shares_body:
+            shard(self.critic, strategy, world, blocks=blocks, method="token_values")
 
     @property
     def shares_body(self) -> bool:
@@ -84,52 +108,83 @@ class Algorithm:
         return self.critic is not None and self.critic.lm is self.model
 
     @torch.no_grad()
-    def prepare(self, rollout: Rollout, rewards: Tensor) -> tuple[Batch, dict[str, float]]:
+    def prepare(self, rollout: Rollout, rewards: Tensor, share: Share | None = None) -> tuple[Batch, dict[str, float]]:
         """Everything that the updates on this rollout need, and what is worth logging about it.
 
+        Who is compared with whom, and every statistic, is over the completions of all ranks.
+
         Args:
-            rollout: B completions.
-            rewards: (B,) float32; NaN is missing and trains nothing.
+            rollout: this rank's completions.
+            rewards: (B,) float32, of all ranks' completions; NaN is missing and trains nothing.
+            share: which of the B the rollout holds; by default all of them.
         """
-        preset = self.preset
-        mask = rollout.completion_mask & ~rewards.isnan()[:, None]
-        batch = Batch(rollout, mask, rewards)
+        preset, share = self.preset, share or alone(rollout.prompt_index)
+        own = share.take(rewards)  # (b,)
+        mask = rollout.completion_mask & ~own.isnan()[:, None]
+        batch = Batch(rollout, share, rewards, mask=mask, prompts=share.own_units.to(rollout.device))
         kl_in_reward = preset.kl_coef > 0 and preset.kl_in == "reward"
         if kl_in_reward or preset.passes * self.config.minibatches > 1:
             batch.old_logps = self._old_logps(rollout)
         if preset.kl_coef > 0:
-            batch.ref_logps = completion_logps(self.reference, rollout)[0]
+            batch.ref_logps = self._logps(self.reference, rollout)
         per_token = token_rewards(
-            rewards,
+            own,
             mask,
             logps=batch.old_logps,
             ref_logps=batch.ref_logps,
             kl_coef=preset.kl_coef if kl_in_reward else 0.0,
-        )  # (B, T)
-        batch.scores = torch.where(rewards.isnan(), math.nan, per_token.sum(1))
-        return self._judge_by_critic(batch, per_token) if self.critic is not None else self._judge_by_group(batch)
+        )  # (b, T)
+        if kl_in_reward:
+            batch.scores = share.gather("scores", torch.where(own.isnan(), math.nan, per_token.sum(1)))
+        return self._judge_by_group(batch) if self.critic is None else self._judge_by_critic(batch, per_token)
 
     def _old_logps(self, rollout: Rollout) -> Tensor:
-        """The sampler recorded them already, unless top-p or top-k made it sample from another distribution."""
+        """The sampler recorded them already, unless top-p or top-k made it sample from another distribution.
+
+        It samples in float32. Updates in half precision need old log-probs that were rounded like theirs: else the
+        first ratio is not 1.
+        """
         truncated = self.config.top_p < 1 or self.config.top_k > 0
-        return completion_logps(self.model, rollout)[0] if truncated else rollout.logps
+        again = truncated or self.config.precision != "fp32"
+        return self._logps(self.model, rollout) if again else rollout.logps
+
+    def _logps(self, model: nn.Module, rollout: Rollout) -> Tensor:
+        """(b, T) in the precision of the updates, so that a policy's ratio to itself is 1 and its KL 0."""
+        with self._autocast(rollout):
+            return completion_logps(model, rollout)[0]
+
+    def _autocast(self, rollout: Rollout) -> torch.autocast:
+        return autocast(self.config.precision, rollout.device)
 
     def _judge_by_group(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        groups = self._group_ids(batch.rollout)
-        advantages = compute_advantages(self.preset, batch.scores, groups, ema=self.ema)
+        groups = self._group_ids(batch.rollout, batch.share)
+        advantages = compute_advantages(self.preset, batch.scores, groups, ema=self.ema)  # (B,)
         metrics = {"semantic_groups": groups.unique().numel()} if self.groups is not None else {}
-        return replace(batch, groups=groups, advantages=advantages), metrics
+        return replace(batch, groups=groups, advantages=batch.share.take(advantages)), metrics
 
-    def _group_ids(self, rollout: Rollout) -> Tensor:
+    def _group_ids(self, rollout: Rollout, share: Share) -> Tensor:
+        """(B,), of all ranks' completions."""
         if self.preset.groups == "prompt":
-            return rollout.prompt_index
+            return share.unit.to(rollout.device)
         if self.preset.groups == "batch":
-            return torch.zeros_like(rollout.prompt_index)
+            return torch.zeros_like(share.unit).to(rollout.device)
         if self.tfidf is not None:
-            embeddings = self.tfidf.encode(rollout.texts)
+            embeddings = self.tfidf.encode(share.gather_list("replies", rollout.texts))
         else:
-            embeddings = hidden_state_embeddings(self.reference, rollout)
-        return self.groups.assign(embeddings).to(rollout.device)
+            with gathered(self.reference):
+                embeddings = hidden_state_embeddings(self.reference, rollout)
+            embeddings = share.gather("embeddings", embeddings)
+        return self._assign(embeddings, share.world).to(rollout.device)
+
+    def _assign(self, embeddings: Tensor | np.ndarray, world: World) -> Tensor:
+        """Semantic groups of all ranks' replies. One rank fits: KMeans adds up its threads' sums in any order."""
+
+        def fit():
+            return self.groups.assign(embeddings), self.groups.state_dict()
+
+        ids, state = world.from_first("semantic groups", fit)
+        self.groups.load_state_dict(state)
+        return ids
 
     def _judge_by_critic(self, batch: Batch, per_token: Tensor) -> tuple[Batch, dict[str, float]]:
         """Generalised advantage estimates, whitened over real tokens.
@@ -137,11 +192,14 @@ class Algorithm:
         The explained variance is that of the value before the first token: what a group mean takes the place of.
         """
         preset, mask = self.preset, batch.mask
-        values = torch.where(mask, self.critic.token_values(batch.rollout), 0)  # (B, T)
+        with gathered(self.critic):
+            values = torch.where(mask, self._token_values(batch.rollout), 0)  # (b, T)
         advantages, returns = gae(per_token, values, mask, gamma=preset.gamma, lam=preset.lam)
         if preset.scale == "batch":
-            advantages = masked_whiten(advantages, mask)
-        ev = explained_variance(values[:, 0], batch.scores, mask[:, 0])
+            advantages = _whiten(advantages, mask, batch.share.world)
+        first = torch.stack([values[:, 0], mask[:, 0].float()], 1)
+        of_all, counts = batch.share.gather("values", first).unbind(1)
+        ev = explained_variance(of_all, batch.scores, counts)
         return replace(batch, advantages=advantages, values=values, returns=returns), {"ev": ev}
 
     def finish(self, batch: Batch) -> None:
@@ -156,7 +214,8 @@ class Algorithm:
             denominator: the whole minibatch's ``loss_denominator``, so that the pieces' gradients add up.
             tokens: real tokens of the whole minibatch.
         """
-        scored = score_completions(self.model, batch.rollout, hidden=self.shares_body)
+        with self._autocast(batch.rollout):
+            scored = score_completions(self.model, batch.rollout, hidden=self.shares_body)
         loss, metrics = policy_loss(
             self.preset,
             logps=scored.logps,
@@ -173,10 +232,14 @@ class Algorithm:
     def critic_loss(self, batch: Batch, *, tokens: Tensor) -> Tensor:
         """The value loss alone. A head then learns from fixed states: warm-up must not move the policy."""
         if self.shares_body:
-            with torch.no_grad():
+            with torch.no_grad(), self._autocast(batch.rollout):
                 hidden = score_completions(self.model, batch.rollout, entropy=False, hidden=True).hidden
             return self._value_loss(hidden, batch, tokens)
-        return self._error(self.critic.token_values(batch.rollout), batch, tokens)
+        return self._error(self._token_values(batch.rollout), batch, tokens)
+
+    def _token_values(self, rollout: Rollout) -> Tensor:
+        with self._autocast(rollout):
+            return self.critic.token_values(rollout)
 
     def _value_loss(self, hidden: Tensor, batch: Batch, tokens: Tensor) -> Tensor:
         return self._error(self.critic.value_head(hidden.float())[..., 0], batch, tokens)
@@ -196,4 +259,13 @@ class Algorithm:
 
     def load_state_dict(self, state: dict) -> None:
         for name, part in self._parts().items():
-            part.load_state_dict(state[name])
+            load_whole(part, state[name]) if name == "critic" else part.load_state_dict(state[name])
+
+
+def _whiten(values: Tensor, mask: Tensor, world: World) -> Tensor:
+    """(B, T) whitened over the real tokens of all ranks."""
+    parts = world.gather("advantages", values[mask])  # (n_r,) of each rank
+    together = torch.cat(parts)[None]
+    white = masked_whiten(together, torch.ones_like(together, dtype=torch.bool))[0]
+    own = white.split([len(part) for part in parts])[world.rank]
+    return torch.zeros_like(values).masked_scatter(mask, own)

@@ -51,6 +51,11 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return max(_complete(folder), default=None)
 
 
+def checkpoint_step(path: Path) -> int:
+    """The step after which it was saved."""
+    return int(path.name.removeprefix("step-"))
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The state saved at ``path``.
 

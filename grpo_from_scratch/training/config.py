@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo_from_scratch.distributed.precision import PRECISIONS
+from grpo_from_scratch.distributed.sharding import STRATEGIES
 from grpo_from_scratch.objective.presets import Preset, get_preset
 
 
@@ -55,6 +57,8 @@ class TrainConfig:
     value_coef: float = 0.5  # weight of the value loss when the head shares the policy's optimizer
 
     shared_prefix: bool = True  # compute a prompt once for its whole group, where the model allows it
+    strategy: str = "ddp"  # how weights lie on several ranks: "ddp", whole on each, or "fsdp", a slice of each on each
+    precision: str = "fp32"  # of the passes over completions: or "bf16", "fp16"; sampling and weights are float32
     encoder: str = "hidden"  # what semantic groups see of a reply: the frozen reference's "hidden" states, or "tfidf"
 
     seed: int = 0
@@ -81,6 +85,8 @@ class TrainConfig:
         for name, allowed in {
             "critic": ("separate", "head"),
             "encoder": ("hidden", "tfidf"),
+            "precision": tuple(PRECISIONS),
+            "strategy": STRATEGIES,
             "eval_split": ("tuning", "report"),
         }.items():
             if getattr(self, name) not in allowed:

@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from grpo_from_scratch.dialogue.dataset import Example, columns, encode_prompt
 from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.distributed.process_group import World, current
 from grpo_from_scratch.distributed.randomness import key_seed, numpy_generator
+from grpo_from_scratch.distributed.share import Share, contiguous, one_after_another
 from grpo_from_scratch.objective.groups import group_statistics, reward_metrics
 from grpo_from_scratch.objective.shaping import overlong_penalty
-from grpo_from_scratch.policy.rollout import Rollout, concatenate
+from grpo_from_scratch.policy.rollout import Rollout, concatenate, empty_rollout
 from grpo_from_scratch.policy.sampling import sample
 from grpo_from_scratch.rewards import parse_reward, score
 from grpo_from_scratch.training.config import TrainConfig
@@ -19,25 +21,44 @@ MAX_ROUNDS = 5  # of dynamic sampling: a policy that has nothing left to learn m
 
 
 @dataclass
+class Sampled:
+    """One round of sampling: this rank's completions, and what every rank has to know about everyone's."""
+
+    rollout: Rollout  # (b,) of this rank
+    share: Share  # which of the round's B completions those are, and the prompt that each of the B answers
+    rewards: Tensor  # (B,) float32, NaN is missing
+    lengths: Tensor  # (B,) in tokens
+    finished: Tensor  # (B,) bool
+
+    def select(self, rows: Tensor) -> "Sampled":
+        """The completions of the round where ``rows`` (B,) is true."""
+        of_all = (self.rewards, self.lengths, self.finished)
+        own = self.rollout.select(self.share.take(rows))
+        return Sampled(own, self.share.select(rows), *(tensor[rows] for tensor in of_all))
+
+
+@dataclass
 class Collected:
     """What one step learns from, and what it took."""
 
-    rollout: Rollout
+    rollout: Rollout  # (b,) this rank's completions
+    share: Share  # which of the step's B completions those are, and the prompt that each of the B answers
     rewards: Tensor  # (B,) float32, NaN is missing
-    prompts: int  # drawn from the data
+    prompts: int  # drawn from the data, by all ranks
     completions: int  # sampled, those that dynamic sampling left out included
     tokens: int
     metrics: dict[str, float]  # rewards, groups and lengths, over everything that was sampled
 
 
 class Experience:
-    """Turns a policy into rewarded completions.
+    """Turns a policy into rewarded completions, of which each rank samples and rewards a contiguous block.
 
-    What is drawn depends on (seed, step, place in the data) alone, so it is the same after a resume.
+    What is drawn depends on (seed, step, place in the data) alone, so it is the same after a resume and on any number
+    of ranks.
     """
 
-    def __init__(self, config: TrainConfig):
-        self.config = config
+    def __init__(self, config: TrainConfig, world: World | None = None):
+        self.config, self.world = config, world or current()
         self.reward = parse_reward(config.reward)
         self.train_examples = load_examples(config.data, "train", skip_bad=config.skip_bad)
         self.heldout = load_examples(config.data, config.eval_split, skip_bad=config.skip_bad)[: config.eval_prompts]
@@ -53,45 +74,54 @@ class Experience:
             first_prompt: the place in the data to draw from.
         """
         config, dynamic = self.config, self.config.preset.dynamic_sampling
-        kept: list[tuple[Rollout, Tensor]] = []
-        sampled: list[tuple[Rollout, Tensor]] = []
+        kept: list[Sampled] = []
+        everything: list[Sampled] = []
         for turn in range(MAX_ROUNDS if dynamic else 1):
-            wanted = config.prompts_per_step - sum(len(rollout.prompt_ids) for rollout, _ in kept)
-            examples = self.train_prompts(first_prompt + sum(len(r.prompt_ids) for r, _ in sampled), wanted)
-            drawn = sum(len(rollout) for rollout, _ in sampled)
-            rollout = self.sample(
-                model, tokenizer, examples, config.group_size, seed=config.seed, step=step, first_index=drawn
-            )
-            reward = self.rewards(rollout)
-            sampled.append((rollout, reward))
+            wanted = config.prompts_per_step - sum(part.share.units for part in kept)
+            examples = self.train_prompts(first_prompt + sum(part.share.units for part in everything), wanted)
+            drawn = sum(len(part.rewards) for part in everything)
+            sampled = self._sample_round(model, tokenizer, examples, step=step, first_index=drawn)
+            everything.append(sampled)
             if dynamic and turn < MAX_ROUNDS - 1:
-                statistics = group_statistics(reward, rollout.prompt_index)
+                statistics = group_statistics(sampled.rewards, sampled.share.unit.to(sampled.rewards.device))
                 with_signal = ~statistics.per_row(statistics.without_signal)
                 if not with_signal.any():
                     continue
-                rollout, reward = rollout.select(with_signal), reward[with_signal]
-            kept.append((rollout, reward))
-            if len(rollout.prompt_ids) == wanted:
+                sampled = sampled.select(with_signal)
+            kept.append(sampled)
+            if sampled.share.units == wanted:
                 break
-        everything, all_rewards = concatenate([r for r, _ in sampled]), torch.cat([r for _, r in sampled])
-        return Collected(
-            rollout=concatenate([rollout for rollout, _ in kept]),
-            rewards=torch.cat([reward for _, reward in kept]),
-            prompts=len(everything.prompt_ids),
-            completions=len(everything),
-            tokens=int(everything.completion_mask.sum()),
-            metrics=reward_metrics(all_rewards, everything.prompt_index)
-            | {
-                "length": float(everything.completion_mask.sum(1).float().mean()),
-                "truncated": float((~everything.finished).float().mean()),
-            },
+        drawn = one_after_another([part.share for part in everything])
+        rewards, lengths, finished = (
+            torch.cat([getattr(part, name) for part in everything]) for name in ("rewards", "lengths", "finished")
         )
+        return Collected(
+            rollout=concatenate([part.rollout for part in kept]),
+            share=one_after_another([part.share for part in kept]),
+            rewards=torch.cat([part.rewards for part in kept]),
+            prompts=drawn.units,
+            completions=len(rewards),
+            tokens=int(lengths.sum()),
+            metrics=reward_metrics(rewards, drawn.unit.to(rewards.device))
+            | {"length": float(lengths.float().mean()), "truncated": float((~finished).float().mean())},
+        )
+
+    def _sample_round(self, model, tokenizer, examples: list[Example], *, step: int, first_index: int) -> Sampled:
+        config = self.config
+        rollout, share = self.sample(
+            model, tokenizer, examples, config.group_size, seed=config.seed, step=step, first_index=first_index
+        )
+        facts = torch.stack(
+            [self.rewards(rollout), rollout.completion_mask.sum(1).float(), rollout.finished.float()], 1
+        )
+        rewards, lengths, finished = share.gather(f"rewards of step {step + 1}", facts).unbind(1)
+        return Sampled(rollout, share, rewards, lengths.long(), finished.bool())
 
     def heldout_reward(self, model: nn.Module, tokenizer) -> float:
         """Mean reward of one sampled reply to each held-out prompt; the same random numbers at every evaluation."""
         seed = key_seed(self.config.seed, "held-out evaluation")
-        rollout = self.sample(model, tokenizer, self.heldout, 1, seed=seed, step=0)
-        return float(self._score(rollout).nanmean())
+        rollout, share = self.sample(model, tokenizer, self.heldout, 1, seed=seed, step=0)
+        return float(share.gather("held-out rewards", self._score(rollout)).nanmean())
 
     def train_prompts(self, first: int, count: int) -> list[Example]:
         """``count`` examples from place ``first`` of an endless sequence: one keyed permutation after another."""
@@ -105,22 +135,28 @@ class Experience:
 
     def sample(
         self, model, tokenizer, examples: list[Example], group_size: int, *, seed: int, step: int, first_index: int = 0
-    ) -> Rollout:
-        config = self.config
-        return sample(
+    ) -> tuple[Rollout, Share]:
+        """This rank's share of the completions of these examples: whole groups where every rank can have one."""
+        config, share = self.config, contiguous(self.world, len(examples), group_size)
+        if len(share.rows) == 0:
+            return empty_rollout(config.temperature, model.device), share
+        prompts, sizes = share.own_units.unique(return_counts=True)
+        examples = [examples[prompt] for prompt in prompts.tolist()]
+        rollout = sample(
             model,
             tokenizer,
             [encode_prompt(example, tokenizer, config.max_prompt_tokens) for example in examples],
-            group_size=group_size,
+            group_size=sizes.tolist(),
             max_new_tokens=config.max_new_tokens,
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
             seed=seed,
             step=step,
-            first_index=first_index,
+            first_index=first_index + int(share.rows[0]),
             examples=examples,
         )
+        return rollout, share
 
     def rewards(self, rollout: Rollout) -> Tensor:
         """What the policy is trained on: the reward, with DAPO's soft penalty on overlong replies where asked for."""
@@ -132,6 +168,8 @@ class Experience:
         return self._score(rollout) + overlong_penalty(lengths, max_new_tokens=limit, buffer=buffer)
 
     def _score(self, rollout: Rollout) -> Tensor:
+        if len(rollout) == 0:
+            return torch.zeros(0, device=rollout.device)
         answered = [rollout.examples[i] for i in rollout.prompt_index.tolist()]
         prompts = [" ".join((*example.background, *example.turns)) for example in answered]
         return score(self.reward, prompts, rollout.texts, columns(answered)).to(rollout.device)

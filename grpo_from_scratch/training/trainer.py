@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
+from grpo_from_scratch.distributed.process_group import current
+from grpo_from_scratch.distributed.sharding import gathered, load_whole, whole
 from grpo_from_scratch.policy.shared_prefix import shared_prefix
 from grpo_from_scratch.training.algorithm import Algorithm
-from grpo_from_scratch.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from grpo_from_scratch.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint, save_checkpoint
 from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.experience import Experience
 from grpo_from_scratch.training.logs import MetricsLog, read_metrics
@@ -45,17 +48,21 @@ class Progress:
     prompts: int = 0  # drawn so far: the place in the data
     completions: int = 0
     tokens: int = 0
-    cpu_seconds: float = 0.0  # of training alone: held-out evaluation is the measuring, not what is measured
+    cpu_seconds: float = 0.0  # of all ranks, training alone: held-out evaluation is the measuring, not the measured
     wall_seconds: float = 0.0
 
 
 class RLTrainer:
     """Trains one policy with one preset. If ``config.out`` holds the beginning of the same run, it goes on from there.
 
+    Every process of the job (``process_group.joined``) makes a trainer of the same config and they train one policy
+    together; one process is a job of one. All of them must see the folder, rank 0 alone writes to it.
+
     Args:
         config: every number of the run.
-        on_step: called with each row of metrics as it is written.
-        on_evaluation: called with the trainer at each held-out evaluation; what it returns joins the row.
+        on_step: called with each row of metrics as it is written, on rank 0.
+        on_evaluation: called with the trainer at each held-out evaluation, on every rank; what rank 0's returns joins
+            the row.
 
     Raises:
         ValueError: the folder holds a run with other settings, data or weights (the message names them), or one of
@@ -71,52 +78,71 @@ class RLTrainer:
     ):
         self.config, self.on_step, self.on_evaluation = config, on_step, on_evaluation
         self.folder = Path(config.out)
-        self.experience = Experience(config)
+        self.world = current()
+        self.experience = Experience(config, self.world)
         self.model, self.tokenizer = starting_policy(
             config.model, config.data, self.experience.train_examples, config.seed
         )
         check_length(config, self.model)
-        self.algorithm = Algorithm(config, self.model)
-        self.updater = Updater(config, self.algorithm)
-        self.progress = Progress()
         inputs = {
             "data": data_hash(self.experience.train_examples, self.experience.heldout),
             "weights": weights_hash(self.model),
         }
-        claim_folder(self.folder, config, inputs)  # last, so that what was refused above leaves no folder behind
-        checkpoint = latest_checkpoint(self.folder / "checkpoints")
+        self.algorithm = Algorithm(config, self.model)
+        self.updater = Updater(config, self.algorithm)
+        self.progress = Progress()
+        for name, value in ({"settings": json.dumps(config.to_dict(), sort_keys=True)} | inputs).items():
+            self.world.agree(name, value)
+        # Last, so that what was refused above leaves no folder behind.
+        checkpoint = self.world.from_first("folder", lambda: self._open_folder(inputs))
         if checkpoint is not None:
+            if not checkpoint.is_dir():
+                raise ValueError(f"there is no {checkpoint} here, but rank 0 sees it: put the run on a shared disk")
             self._restore(load_checkpoint(checkpoint))
-        self.log = MetricsLog(self.folder, self.progress.step if checkpoint is not None else -1)
+
+    def _open_folder(self, inputs: dict[str, str]) -> Path | None:
+        """Claim the run's folder and open its log. Returns the checkpoint to go on from, if there is one."""
+        claim_folder(self.folder, self.config, inputs)
+        checkpoint = latest_checkpoint(self.folder / "checkpoints")
+        self.log = MetricsLog(self.folder, -1 if checkpoint is None else checkpoint_step(checkpoint))
+        return checkpoint
 
     def train(self, until: int | None = None) -> RunResult:
         """Run to the end, or to step ``until``; Ctrl-C lets the step finish, saves, and raises KeyboardInterrupt."""
         config, progress = self.config, self.progress
         last = config.steps if until is None else min(until, config.steps)
-        with finish_step_on_interrupt() as interrupted, shared_prefix(config.shared_prefix):
+        interrupted = False
+        with finish_step_on_interrupt() as interrupt, shared_prefix(config.shared_prefix):
             if progress.step == 0 and config.eval_every:
                 self._record(self._counters() | self._evaluation())
-            while progress.step < last and not interrupted.is_set():
+            while progress.step < last and not interrupted:
                 row = self._step()
                 if config.eval_every and (progress.step % config.eval_every == 0 or progress.step == config.steps):
                     row |= self._evaluation()
                 self._record(row)
-                stopping = progress.step == last or interrupted.is_set()
+                interrupted = self._any_rank(interrupt.is_set())  # Ctrl-C may reach ranks in different steps
+                stopping = progress.step == last or interrupted
                 if config.checkpoint_every and (stopping or progress.step % config.checkpoint_every == 0):
                     self.save()
-        if interrupted.is_set():
+        if interrupted or interrupt.is_set():
             raise KeyboardInterrupt
-        return RunResult(self.model, self.tokenizer, read_metrics(self.log.path))
+        metrics = self.world.from_first("metrics of the run", lambda: read_metrics(self.log.path))
+        return RunResult(self.model, self.tokenizer, metrics)
+
+    def _any_rank(self, flag: bool) -> bool:
+        return bool(self.world.sum(f"end of step {self.progress.step}", torch.tensor(int(flag))))
 
     def _step(self) -> dict:
         cpu, wall = time.process_time(), time.perf_counter()
         progress = self.progress
-        collected = self.experience.collect(
-            self.model, self.tokenizer, step=progress.step, first_prompt=progress.prompts
-        )
-        batch, judged = self.algorithm.prepare(collected.rollout, collected.rewards)
+        with gathered(self.model):
+            collected = self.experience.collect(
+                self.model, self.tokenizer, step=progress.step, first_prompt=progress.prompts
+            )
+        batch, judged = self.algorithm.prepare(collected.rollout, collected.rewards, collected.share)
         updated = self.updater.step(batch, progress.step)
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        own = torch.tensor(time.process_time() - cpu, dtype=torch.float64)
+        cpu, wall = float(self.world.sum("CPU seconds", own)), time.perf_counter() - wall
         progress.step += 1
         progress.prompts += collected.prompts
         progress.completions += collected.completions
@@ -131,30 +157,38 @@ class RLTrainer:
         return self._counters() | collected.metrics | judged | updated | speed
 
     def _evaluation(self) -> dict:
-        more = self.on_evaluation(self) if self.on_evaluation else {}
-        return {"eval_reward": self.experience.heldout_reward(self.model, self.tokenizer)} | more
+        with gathered(self.model):
+            more = self.on_evaluation(self) if self.on_evaluation else {}
+            return {"eval_reward": self.experience.heldout_reward(self.model, self.tokenizer)} | more
 
     def _counters(self) -> dict:
         return dataclasses.asdict(self.progress)
 
     def _record(self, row: dict) -> None:
+        if not self.world.is_first:
+            return
         self.log.write(row)
         if self.on_step:
             self.on_step(row)
 
     def save(self) -> Path:
         """Write a checkpoint from which the run goes on bit for bit."""
-        state = {
-            "progress": dataclasses.asdict(self.progress),
-            "model": self.model.state_dict(),
-            "algorithm": self.algorithm.state_dict(),
-            "updater": self.updater.state_dict(),
-        }
-        return save_checkpoint(self.folder / "checkpoints", self.progress.step, state)
+        if self.config.strategy == "ddp":
+            self.world.agree(f"weights after step {self.progress.step}", weights_hash(self.model))
+        state = whole(
+            {
+                "progress": dataclasses.asdict(self.progress),
+                "model": self.model.state_dict(),
+                "algorithm": self.algorithm.state_dict(),
+                "updater": self.updater.state_dict(),
+            }
+        )
+        folder, step = self.folder / "checkpoints", self.progress.step
+        return self.world.from_first(f"checkpoint of step {step}", lambda: save_checkpoint(folder, step, state))
 
     def _restore(self, state: dict) -> None:
         self.progress = Progress(**state["progress"])
-        self.model.load_state_dict(state["model"])
+        load_whole(self.model, state["model"])
         self.algorithm.load_state_dict(state["algorithm"])
         self.updater.load_state_dict(state["updater"])
 

@@ -1,9 +1,14 @@
 """Updates: what the optimizers do with one prepared batch, in passes, minibatches and pieces."""
 
-import torch
-from torch import Tensor, nn
+import math
 
+import torch
+from torch import Tensor
+
+from grpo_from_scratch.distributed.precision import LossScaler
+from grpo_from_scratch.distributed.process_group import World
 from grpo_from_scratch.distributed.randomness import numpy_generator
+from grpo_from_scratch.distributed.sharding import placed_like
 from grpo_from_scratch.objective.surrogates import loss_denominator
 from grpo_from_scratch.training.algorithm import Algorithm, Batch
 from grpo_from_scratch.training.config import TrainConfig
@@ -27,58 +32,77 @@ class Updater:
             self.critic_optimizer = torch.optim.AdamW(
                 module.parameters(), lr=config.critic_learning_rate, betas=config.betas, weight_decay=0.0
             )
+        device = next(algorithm.model.parameters()).device
+        self.scaler, self.critic_scaler = (LossScaler(config.precision, device) for _ in range(2))
         self.updates = 0
 
     def step(self, batch: Batch, step: int) -> dict[str, float]:
         """All updates of one step. Returns metrics, means over tokens; of the policy only when it was updated.
 
+        An update that overflows in fp16 is skipped: weights, moments, learning rate and, when no update of the step is
+        made, moving averages stay what they were. ``updates_skipped`` counts them.
+
         Raises:
             FloatingPointError: a gradient is not finite; the weights are as they were before its update.
         """
         warming_up = self.algorithm.critic is not None and step < self.config.critic_warmup
+        before = self.updates
         metrics = {} if warming_up else self._update_policy(batch, step)
         if self.critic_optimizer is not None and (warming_up or not self.algorithm.shares_body):
             self._update_critic(batch, step)
-        if not warming_up:
+        if self.updates > before:
             self.algorithm.finish(batch)
         return metrics
 
     def _update_policy(self, batch: Batch, step: int) -> dict[str, float]:
-        preset, config = self.config.preset, self.config
-        parts, norms = [], []  # (tokens, metrics) of every piece; gradient norms of every update
+        preset, config, world = self.config.preset, self.config, batch.share.world
+        parts, norms, skipped = [], [], 0  # (tokens, metrics) of every piece; gradient norms of every update
         for number in range(preset.passes):
             for rows in self._minibatches(batch, "minibatches", step, number):
                 mask = batch.mask[rows]
-                denominator = loss_denominator(mask, preset.aggregate, max_new_tokens=config.max_new_tokens)
+                own = loss_denominator(mask, preset.aggregate, max_new_tokens=config.max_new_tokens)
+                denominator, tokens = world.sum("denominators", torch.stack([own, mask.sum()]))
                 rate = self._set_learning_rate()
                 self.optimizer.zero_grad()
                 for piece in self._pieces(batch, rows):
-                    loss, metrics = self.algorithm.loss(piece, denominator=denominator, tokens=mask.sum())
-                    loss.backward()
+                    loss, metrics = self.algorithm.loss(piece, denominator=denominator, tokens=tokens)
+                    self.scaler.backward(loss)
                     parts.append((float(piece.mask.sum()), metrics))
-                norms.append(self._clip_and_step(self.optimizer, step))
-                self.updates += 1
-        return weighted_means(parts) | {"grad_norm": sum(norms) / len(norms), "learning_rate": rate}
+                norm, made = self._make(self.optimizer, self.scaler, world, step)
+                if made:
+                    norms.append(norm)
+                    self.updates += 1
+                else:
+                    skipped += 1
+        found = {"grad_norm": sum(norms) / len(norms) if norms else math.nan, "learning_rate": rate}
+        if config.precision == "fp16":
+            found |= {"updates_skipped": skipped, "loss_scale": self.scaler.scale}
+        return weighted_means(parts, world) | found
 
     def _update_critic(self, batch: Batch, step: int) -> None:
+        world = batch.share.world
         for number in range(self.config.critic_passes):
             for rows in self._minibatches(batch, "critic minibatches", step, number):
+                tokens = world.sum("tokens", batch.mask[rows].sum())
                 self.critic_optimizer.zero_grad()
                 for piece in self._pieces(batch, rows):
-                    self.algorithm.critic_loss(piece, tokens=batch.mask[rows].sum()).backward()
-                self._clip_and_step(self.critic_optimizer, step)
+                    self.critic_scaler.backward(self.algorithm.critic_loss(piece, tokens=tokens))
+                self._make(self.critic_optimizer, self.critic_scaler, world, step)
 
     def _minibatches(self, batch: Batch, purpose: str, step: int, number: int) -> list[Tensor]:
-        """Completions in ``config.minibatches`` lots, whole groups together, in an order keyed by step and pass."""
-        index = batch.rollout.prompt_index.cpu()
+        """This rank's rows of ``config.minibatches`` lots, in an order keyed by step and pass.
+
+        The lots are of all ranks' prompts, each with its whole group; a rank may have no row of some lot.
+        """
+        prompts = batch.prompts.cpu()
         if self.config.minibatches == 1:
-            return [torch.arange(len(index))]
+            return [torch.arange(len(prompts))]
         generator = numpy_generator(self.config.seed, purpose, step, number)
-        order = torch.from_numpy(generator.permutation(len(batch.rollout.prompt_ids)))
-        return [torch.isin(index, lot).nonzero()[:, 0] for lot in order.tensor_split(self.config.minibatches)]
+        order = torch.from_numpy(generator.permutation(batch.share.units))
+        return [torch.isin(prompts, lot).nonzero()[:, 0] for lot in order.tensor_split(self.config.minibatches)]
 
     def _pieces(self, batch: Batch, rows: Tensor) -> list[Batch]:
-        """The minibatch in ``config.microbatches`` pieces, whole groups together."""
+        """The rows in ``config.microbatches`` pieces, prompt after prompt: as many on every rank, if need be empty."""
         whole = batch if len(rows) == len(batch.rollout) else batch.select(rows)
         if self.config.microbatches == 1:
             return [whole]
@@ -86,16 +110,17 @@ class Updater:
         lots = torch.arange(len(whole.rollout.prompt_ids)).tensor_split(self.config.microbatches)
         return [whole.select(torch.isin(index, lot).nonzero()[:, 0]) for lot in lots]
 
-    def _clip_and_step(self, optimizer: torch.optim.Optimizer, step: int) -> float:
+    def _make(self, optimizer, scaler: LossScaler, world: World, step: int) -> tuple[float, bool]:
+        """One update from the gradients that all ranks have: its norm, and whether it was made."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
-        if not norm.isfinite():
+        world.sum_gradients(f"gradients of step {step + 1}", parameters)
+        try:
+            return scaler.step(optimizer, parameters, self.config.max_grad_norm)
+        except FloatingPointError as error:
             raise FloatingPointError(
-                f"step {step + 1}: the gradient is not finite, and this update was not made; look at the rewards, or "
+                f"step {step + 1}: {error}, and this update was not made; look at the rewards, or "
                 "run again in another folder with a lower learning rate"
-            )
-        optimizer.step()
-        return norm.item()
+            ) from None
 
     def _set_learning_rate(self) -> float:
         """The policy's rate follows warm-up and cosine over all updates; a head keeps the critic's constant rate."""
@@ -109,23 +134,34 @@ class Updater:
         return {name: optimizer for name, optimizer in named.items() if optimizer is not None}
 
     def state_dict(self) -> dict:
-        """Moments of every parameter and the counter that the schedule follows."""
+        """Moments of every parameter, the counter that the schedule follows, and the loss scales."""
         states = {name: optimizer.state_dict() for name, optimizer in self._optimizers().items()}
         for saved in states.values():
             saved["state"] = {str(number): moments for number, moments in saved["state"].items()}
-        return states | {"updates": self.updates}
+        scales = {"scaler": self.scaler.state_dict(), "critic_scaler": self.critic_scaler.state_dict()}
+        return states | scales | {"updates": self.updates}
 
     def load_state_dict(self, state: dict) -> None:
         for name, optimizer in self._optimizers().items():
-            saved = state[name]
-            moments = {int(number): moments for number, moments in saved["state"].items()}
-            optimizer.load_state_dict({"state": moments, "param_groups": saved["param_groups"]})
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            saved = {int(number): moments for number, moments in state[name]["state"].items()}
+            moments = {number: _laid_out(saved[number], parameters[number]) for number in saved}
+            optimizer.load_state_dict({"state": moments, "param_groups": state[name]["param_groups"]})
+        self.scaler.load_state_dict(state["scaler"])
+        self.critic_scaler.load_state_dict(state["critic_scaler"])
         self.updates = state["updates"]
 
 
-def weighted_means(parts: list[tuple[float, dict]]) -> dict[str, float]:
-    """Means of metrics over pieces of different sizes, each piece weighted by its tokens: never a mean of means."""
-    total = sum(weight for weight, _ in parts)
-    if not total:
-        return {}
-    return {name: sum(weight * float(metrics[name]) for weight, metrics in parts) / total for name in parts[0][1]}
+def weighted_means(parts: list[tuple[float, dict]], world: World) -> dict[str, float]:
+    """Means of metrics over pieces of different sizes on all ranks, each piece weighted by its tokens: never a mean of
+    means."""
+    names = list(parts[0][1]) if parts else []
+    sums = [sum(weight * float(metrics[name]) for weight, metrics in parts) for name in names]
+    own = torch.tensor([sum(weight for weight, _ in parts), *sums], dtype=torch.float64)
+    total, *sums = world.sum("metrics", own).tolist()
+    return {name: value / total for name, value in zip(names, sums, strict=True)} if total else {}
+
+
+def _laid_out(moments: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+    """One parameter's moments on the ranks like the parameter; its count of steps is everywhere."""
+    return {name: placed_like(m, parameter) if m.shape == parameter.shape else m for name, m in moments.items()}

@@ -55,9 +55,13 @@ def test_select_keeps_content(rows):
     assert torch.equal(part.logps, rollout.logps[indices, : part.logps.shape[1]])
 
 
-def test_select_nothing_refused():
-    with pytest.raises(ValueError, match="no rows"):
-        random_rollout([2], [[3]]).select([])
+def test_select_nothing():
+    """A rank may hold no rows: nothing of everything, which can be put together with something again."""
+    rollout = random_rollout([7, 3], [[5, 1], [4]])
+    nothing = rollout.select([])
+    assert len(nothing) == len(nothing.prompt_ids) == len(nothing.texts) == 0
+    again = concatenate([nothing, rollout, rollout.select(torch.zeros(3, dtype=torch.bool))])
+    assert list(unpadded(again)) == list(unpadded(rollout))
 
 
 def test_concatenate_keeps_content():

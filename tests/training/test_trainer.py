@@ -25,6 +25,7 @@ KINDS = {
     "ppo": {"preset": replace(PRESETS["ppo"], passes=2), "critic_warmup": 1, "value_clip": 0.2},
     "ppo_head": {"preset": replace(PRESETS["ppo"], passes=2), "critic": "head", "critic_warmup": 2},
     "cluster_ema": {"preset": "cluster_ema"},
+    "fp16": {"preset": "grpo", "precision": "fp16"},
     "cluster_ema_tfidf": {"preset": "cluster_ema", "encoder": "tfidf"},
 }
 

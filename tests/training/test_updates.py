@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grpo_from_scratch.distributed.process_group import World
 from grpo_from_scratch.objective.presets import PRESETS
 from grpo_from_scratch.training.algorithm import Algorithm
 from grpo_from_scratch.training.experience import Experience
@@ -128,4 +129,5 @@ def test_learning_rate_of_the_first_update_is_not_zero(make_config):
 
 def test_weighted_means_are_not_means_of_means():
     """LOSS-08, MP-08: 4 tokens of mean 1 and 1 token of mean 5 have mean 1.8."""
-    assert weighted_means([(4.0, {"x": torch.tensor(1.0)}), (1.0, {"x": torch.tensor(5.0)})]) == {"x": 1.8}
+    parts = [(4.0, {"x": torch.tensor(1.0)}), (1.0, {"x": torch.tensor(5.0)})]
+    assert weighted_means(parts, World()) == {"x": 1.8}
