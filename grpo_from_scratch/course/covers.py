@@ -20,6 +20,7 @@ COVERS = {
     "07_train_grpo": 8,
     "08_ema_baselines": 1,
     "09_semantic_groups": 1,
+    "10_ppo_vs_grpo": 9,
 }
 
 

@@ -73,6 +73,10 @@ def a_memory_for_each_column(rewards, alpha):
     return torch.stack(result)
 
 
+def without_the_first(rewards, alpha):
+    return memory_advantages(rewards, alpha)[1:]
+
+
 def the_baselines(rewards, alpha):
     return rewards - memory_advantages(rewards, alpha)
 
@@ -140,6 +144,7 @@ MEMORY_ADVANTAGES = Exercise(
         Mistake(starts_at_the_first_reply, "it starts at the first reply's reward; take the first batch's mean"),
         Mistake(starts_at_the_mean_of_all, "the mean of all batches is not known yet when the first one is judged"),
         Mistake(a_memory_for_each_column, "there is a memory for each column; all rows share one: batch.mean()"),
+        Mistake(without_the_first, "the first batch is missing: it is compared with its own mean"),
         Mistake(the_baselines, "these are the baselines; return what is left of the rewards"),
     ),
 )
@@ -148,8 +153,6 @@ MEMORY_ADVANTAGES = Exercise(
 
 
 def batches_to_catch_up(alpha, within):
-    if alpha == 1:
-        return math.inf
     missing, batches = 1.0, 0
     while missing > within:
         missing *= alpha
@@ -158,7 +161,7 @@ def batches_to_catch_up(alpha, within):
 
 
 def mean_age(alpha, within):
-    return math.inf if alpha == 1 else round(1 / (1 - alpha))
+    return round(1 / (1 - alpha))
 
 
 def how_much_arrived(alpha, within):
@@ -170,8 +173,6 @@ def rounded_down(alpha, within):
 
 
 def not_rounded(alpha, within):
-    if alpha == 1:
-        return math.inf
     return math.log(within) / math.log(alpha)
 
 
@@ -184,10 +185,14 @@ def weight_of_the_newest(alpha, within):
 
 
 def in_a_straight_line(alpha, within):
-    return math.inf if alpha == 1 else math.ceil((1 - within) / (1 - alpha) - 1e-9)
+    return math.ceil((1 - within) / (1 - alpha) - 1e-9)
 
 
-def logarithm_of_the_edges(alpha, within):
+def at_least_one(alpha, within):
+    return max(batches_to_catch_up(alpha, within), 1)
+
+
+def logarithm_of_zero(alpha, within):
     return math.ceil(math.log(within) / math.log(alpha))
 
 
@@ -200,14 +205,12 @@ BATCHES_TO_CATCH_UP = Exercise(
         Case({"alpha": 0.5, "within": 0.3}, "a half is missing after one batch, a quarter after two"),
         Case({"alpha": 0.99, "within": 0.5}, "half of the jump, with a long memory"),
         Case({"alpha": 0.95, "within": 1.0}, "all of the jump may be missing: no batch is needed"),
-        Case({"alpha": 1.0, "within": 0.1}, "a memory that never changes never catches up: math.inf"),
         Case({"alpha": 0.0, "within": 0.1}, "a memory of one batch has caught up after one"),
     ),
     hints=(
         "After one batch the share alpha of the jump is missing, after two alpha squared. When is it small enough?",
-        "The smallest k with alpha ** k <= within. A loop that multiplies will do, and alpha = 1 goes first.",
-        "missing, k = 1.0, 0; while missing > within: missing, k = missing * alpha, k + 1. Before it: if alpha == 1, "
-        "return math.inf",
+        "The smallest k with alpha ** k <= within, 0 among them. A loop that multiplies will do.",
+        "missing, k = 1.0, 0; then, while missing > within: missing, k = missing * alpha, k + 1",
     ),
     mistakes=(
         Mistake(mean_age, "this is the mean age 1/(1 - alpha), by which time about 36 % of the jump are still missing"),
@@ -220,9 +223,8 @@ BATCHES_TO_CATCH_UP = Exercise(
             in_a_straight_line,
             "each batch brings the share 1 - alpha of what is still missing, not of the whole jump: it slows down",
         ),
-        Mistake(
-            logarithm_of_the_edges, "log(0), and a division by log(1) = 0: alpha = 0 and alpha = 1 need a case each"
-        ),
+        Mistake(at_least_one, "when all of the jump may be missing, not even one batch is needed"),
+        Mistake(logarithm_of_zero, "log(0) is no number: alpha = 0 needs a case of its own"),
     ),
 )
 
@@ -270,6 +272,11 @@ def its_error(alphas, noise, drift, replies):
     return (lag**2 + variance).min()
 
 
+def weights_not_squared(alphas, noise, drift, replies):
+    error = (drift / (1 - alphas)) ** 2 + (1 - alphas) * noise**2 / replies
+    return alphas[error.argmin()]
+
+
 def rule_of_thumb(alphas, noise, drift, replies):
     target = 1 - (4 * replies * drift**2 / noise**2) ** (1 / 3)
     return alphas[(alphas - target).abs().argmin()]
@@ -308,6 +315,7 @@ BEST_ALPHA = Exercise(
             "lag plus standard deviation: it is their squares that add up (a bias and a spread are at right angles)",
         ),
         Mistake(noise_not_squared, "noise is a standard deviation; a variance is its square"),
+        Mistake(weights_not_squared, "the variance of the memory is (1 - alphas) / (1 + alphas) that of a batch mean"),
         Mistake(noise_alone, "the lag is missing, so the longest memory always wins"),
         Mistake(lag_alone, "the variance is missing, so the shortest memory always wins"),
         Mistake(its_place, "this is the index of the best candidate; return the alpha that stands there"),
