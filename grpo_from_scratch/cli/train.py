@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from grpo_from_scratch.cli.app import Data, SkipBad, Threads, app, parse_value, plain_errors
 from grpo_from_scratch.dialogue.readers import load_examples
-from grpo_from_scratch.distributed.process_group import TIMEOUT, World, joined
+from grpo_from_scratch.distributed.process_group import TIMEOUT, World, current, joined
 from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS
 from grpo_from_scratch.evaluation.measure import measure
 from grpo_from_scratch.evaluation.text import perplexity
@@ -195,7 +195,9 @@ def with_settings(settings: dict[str, Any], assignments: list[str]) -> TrainConf
 
 
 def _fine_tune(config: SFTConfig) -> Path:
-    with tqdm(total=config.steps, desc="fine-tuning (once: it is cached)", unit="step") as bar:
+    """Under torchrun every rank does the same and takes the same time, so that none waits longer than it may."""
+    title, quiet = "fine-tuning (once: it is cached)", not current().is_first
+    with tqdm(total=config.steps, desc=title, unit="step", disable=quiet) as bar:
         return fine_tuned_policy(config, on_step=lambda step, loss: (bar.update(), bar.set_postfix(loss=f"{loss:.3f}")))
 
 

