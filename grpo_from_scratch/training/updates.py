@@ -78,13 +78,24 @@ class Updater:
         return [torch.isin(index, lot).nonzero()[:, 0] for lot in order.tensor_split(self.config.minibatches)]
 
     def _pieces(self, batch: Batch, rows: Tensor) -> list[Batch]:
-        """The minibatch in ``config.microbatches`` pieces, whole groups together."""
+        """The minibatch in pieces of at most ``config.microbatch_tokens`` tokens, or of one group: groups stay whole.
+
+        What counts is what a packed forward pass computes: a prompt once, and its completions.
+        """
         whole = batch if len(rows) == len(batch.rollout) else batch.select(rows)
-        if self.config.microbatches == 1:
+        limit, rollout = self.config.microbatch_tokens, whole.rollout
+        if not limit:
             return [whole]
-        index = whole.rollout.prompt_index.cpu()
-        lots = torch.arange(len(whole.rollout.prompt_ids)).tensor_split(self.config.microbatches)
-        return [whole.select(torch.isin(index, lot).nonzero()[:, 0]) for lot in lots]
+        index = rollout.prompt_index.cpu()
+        tokens = rollout.prompt_mask.sum(1).cpu().index_add(0, index, rollout.completion_mask.sum(1).cpu())  # (P,)
+        piece, held, pieces = 0, 0, []
+        for count in tokens.tolist():
+            if held and held + count > limit:
+                piece, held = piece + 1, 0
+            held += count
+            pieces.append(piece)
+        of_rows = torch.tensor(pieces)[index]  # (B,)
+        return [whole.select(of_rows == number) for number in range(piece + 1)] if piece else [whole]
 
     def _clip_and_step(self, optimizer: torch.optim.Optimizer, step: int) -> float:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
