@@ -33,7 +33,7 @@ class TrainConfig:
     prompts_per_step: int = 8
     group_size: int = 8
     minibatches: int = 1
-    # Each minibatch is run in pieces of at most so many tokens, with the same gradient: fewer, less memory. 0: one piece.
+    # Each minibatch is run in pieces of at most so many tokens, with the same gradient and less memory; 0: in one piece.
     microbatch_tokens: int = 0
     max_prompt_tokens: int = 192
     max_new_tokens: int = 24
@@ -107,7 +107,7 @@ class TrainConfig:
             )
         if self.minibatches > self.prompts_per_step:
             raise ValueError(
-                f"minibatches is {self.minibatches}, which takes at least as many prompts a step, and prompts_per_step is "
+                f"{self.minibatches} minibatches need at least as many prompts a step, and prompts_per_step is "
                 f"{self.prompts_per_step}: groups are never split"
             )
 

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from grpo_from_scratch.objective.presets import PRESETS
+from grpo_from_scratch.policy.loading import load_policy
+from grpo_from_scratch.policy.rollout import given_completions
 from grpo_from_scratch.training.algorithm import Algorithm
 from grpo_from_scratch.training.experience import Experience
 from grpo_from_scratch.training.sft import starting_policy
