@@ -1,16 +1,16 @@
 """Ours against TRL, side by side in one process: A/B/A/B, medians of completions per process-CPU-second.
 
     python -m benchmarks.against_trl trained            one case, or several; none: all of them
-    python -m benchmarks.against_trl --list
 
 A case's result is written to benchmarks/speed/CASE.json, which ``benchmarks.report`` reads.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
@@ -19,10 +19,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from benchmarks.grpo_step import rounded  # noqa: E402
+from benchmarks.grpo_step import mean_of, rounded  # noqa: E402
 from benchmarks.ours import Ours  # noqa: E402
 from benchmarks.policies import policy_folder  # noqa: E402
-from benchmarks.theirs import Lot, train_in_lots  # noqa: E402
+from benchmarks.theirs import Lot, check_installed, train_in_lots  # noqa: E402
 from benchmarks.work import Work  # noqa: E402
 from grpo_from_scratch.training.provenance import source_hash, versions  # noqa: E402
 
@@ -56,57 +56,46 @@ CASES = {
     "g4": Case("groups of 4", 2.2, group_size=4),
     "g16": Case("groups of 16", 2.6, group_size=16),
     "g32": Case("groups of 32", 2.8, group_size=32),
-} | {f"sweep{g}": Case(f"64 completions in groups of {g}", group_size=g, prompts=64 // g) for g in (2, 4, 8, 16, 32, 64)}
+} | {
+    f"sweep{g}": Case(f"64 completions in groups of {g}", group_size=g, prompts=64 // g) for g in (2, 4, 8, 16, 32, 64)
+}
 
 
-def compare(case: Case, *, rounds: int, steps: int, max_new: int = 32, bf16: bool = True) -> dict:
-    """Both sides on the case, in lots of ``steps`` steps by turns; the first lot of each warms up and is left out.
+def compare(work: Work, *, rounds: int, steps: int, trl_bf16: bool = True) -> dict:
+    """Both sides on the same work, in lots of ``steps`` steps by turns; the first lot of each warms up and is left out.
 
     Raises:
         ValueError: TRL is not installed.
     """
-    work = case.work(max_new)
+    check_installed()
     ours = Ours(work, steps=(rounds + 1) * steps)
-    lots: list[tuple[Lot, Lot]] = []  # theirs and ours
+    lots: list[tuple[Lot, Lot]] = []  # TRL's and ours
 
     def our_turn(theirs: Lot) -> None:
         measured = [ours.step() for _ in range(steps)]
         cpu = sum(sum(step.cpu.values()) for step in measured)
-        length = sum(step.completion_tokens for step in measured) / (steps * work.completions)
-        lots.append((theirs, Lot(cpu, length)))
+        lots.append((theirs, Lot(cpu, mean_of(measured, "completion_tokens") / work.completions)))
 
-    train_in_lots(work, lots=rounds + 1, steps=steps, bf16=bf16, after=our_turn)
-    rates = [[steps * work.completions / lot.cpu for lot in pair] for pair in lots[1:]]
-    theirs, mine = (median(side) for side in zip(*rates, strict=True))
+    train_in_lots(work, lots=rounds + 1, steps=steps, bf16=trl_bf16, after=our_turn)
+    theirs, mine = ([pair[side] for pair in lots[1:]] for side in (0, 1))
+    times = [them.cpu / us.cpu for them, us in zip(theirs, mine, strict=True)]
     return {
-        "says": case.says,
-        "target": case.target,
-        "ours": rounded(mine),
-        "trl": rounded(theirs),
-        "times": rounded(median(us / them for them, us in rates)),
-        "times_of_rounds": [rounded(us / them) for them, us in rates],
+        "ours": rounded(median(steps * work.completions / lot.cpu for lot in mine)),
+        "trl": rounded(median(steps * work.completions / lot.cpu for lot in theirs)),
+        "times": rounded(median(times)),
+        "times_of_rounds": [rounded(ratio) for ratio in times],
         "mean_length": {
-            name: rounded(sum(pair[side].mean_length for pair in lots[1:]) / rounds)
-            for side, name in enumerate(("trl", "ours"))
+            name: rounded(sum(lot.mean_length for lot in side) / rounds)
+            for name, side in (("ours", mine), ("trl", theirs))
         },
-        "size": case.size,
-        "groups": case.group_size,
-        "prompts": case.prompts,
-        "beta": case.beta,
-        "max_new": max_new,
         "rounds": rounds,
         "steps": steps,
+        "max_new": work.max_new,
         "threads": torch.get_num_threads(),
-        "trl_precision": "bf16" if bf16 else "fp32",
+        "trl_precision": "bf16" if trl_bf16 else "fp32",
         "source": source_hash(),
-        "versions": versions() | {"trl": _trl_version()},
+        "versions": versions() | {"trl": importlib.metadata.version("trl")},
     }
-
-
-def _trl_version() -> str:
-    from importlib.metadata import version
-
-    return version("trl")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -120,20 +109,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.cases if name not in CASES]:
         sys.exit(f"error: there is no case {unknown[0]}; there are {', '.join(CASES)}")
+    try:
+        check_installed()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.cases or CASES:
-        try:
-            result = compare(
-                CASES[name],
-                rounds=options.rounds,
-                steps=options.steps,
-                max_new=options.max_new,
-                bf16=options.trl_precision == "bf16",
-            )
-        except ValueError as error:
-            sys.exit(f"error: {error}")
+        case = CASES[name]
+        work, bf16 = case.work(options.max_new), options.trl_precision == "bf16"
+        result = asdict(case) | compare(work, rounds=options.rounds, steps=options.steps, trl_bf16=bf16)
         (options.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"{name}: ours {result['ours']}, TRL {result['trl']}, {result['times']} times", flush=True)
 

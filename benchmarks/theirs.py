@@ -1,5 +1,6 @@
-"""TRL's side: its GRPOTrainer on the work of a benchmark, stopped after every lot of steps for the other side's turn."""
+"""TRL's side: its GRPOTrainer on the work of a benchmark, halted after every lot of steps for the other side's turn."""
 
+import importlib.util
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,6 +20,12 @@ class Lot:
     mean_length: float
 
 
+def check_installed() -> None:
+    """Refuse, before anything is built, when there is nothing to compare with."""
+    if importlib.util.find_spec("trl") is None:
+        raise ValueError("TRL is not installed: pip install -c constraints.txt -e '.[bench]'.")
+
+
 def train_in_lots(work: Work, *, lots: int, steps: int, bf16: bool, after: Callable[[Lot], None]) -> None:
     """Train with TRL at its best CPU setting; call ``after`` each lot of ``steps`` steps, which is not on TRL's clock.
 
@@ -27,11 +34,9 @@ def train_in_lots(work: Work, *, lots: int, steps: int, bf16: bool, after: Calla
     Raises:
         ValueError: TRL is not installed.
     """
-    try:
-        from datasets import Dataset
-        from trl import GRPOConfig, GRPOTrainer
-    except ImportError as error:
-        raise ValueError("TRL is not installed: pip install -c constraints.txt -e '.[bench]'.") from error
+    check_installed()
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
 
     count = lots * steps
     lengths: list[int] = []

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-LEARNING_RATE = 1e-6  # everything is computed, but the policy stays, so that the last step's replies are as long as the first's
+LEARNING_RATE = (
+    1e-6  # everything is computed, but the policy stays, so that the last step's replies are as long as the first's
+)
+
+FORM = "it has one JSON object a line, with the texts 'prompt' and 'reference'"
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,26 @@ class Work:
         """
         file = Path(self.folder) / "data.jsonl"
         if not file.is_file():
-            raise ValueError(f"{file} does not exist: put one JSON object a line there, with a prompt and a reference.")
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        for number, row in enumerate(rows, 1):
-            if not all(isinstance(row.get(name), str) for name in ("prompt", "reference")):
-                raise ValueError(f"line {number} of {file} must have the texts 'prompt' and 'reference'.")
+            raise ValueError(f"{file} does not exist: {FORM}.")
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [_row(line, f"line {number} of {file}") for number, line in enumerate(lines, 1)]
         if not rows:
-            raise ValueError(f"{file} is empty: put one JSON object a line there, with a prompt and a reference.")
+            raise ValueError(f"{file} is empty: {FORM}.")
         return rows
 
     def rows_of(self, step: int) -> list[dict[str, str]]:
         """The lines that step ``step`` answers."""
         return [self.rows[place % len(self.rows)] for place in range(step * self.prompts, (step + 1) * self.prompts)]
+
+
+def _row(line: str, where: str) -> dict[str, str]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        row = None
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in ("prompt", "reference")):
+        raise ValueError(f"{where} cannot be used: {FORM}.")
+    return row
 
 
 def word_f1(prompts: list[str], completions: list[str], reference: list[str], **columns) -> list[float]:
