@@ -33,7 +33,7 @@ class TrainConfig:
     prompts_per_step: int = 8
     group_size: int = 8
     minibatches: int = 1
-    # Each minibatch is run in pieces of at most so many tokens, with the same gradient and less memory; 0: in one piece.
+    # Each minibatch is run in pieces of at most so many tokens, with the same gradient and less memory; 0: one piece.
     microbatch_tokens: int = 0
     max_prompt_tokens: int = 192
     max_new_tokens: int = 24
