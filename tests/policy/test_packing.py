@@ -121,6 +121,17 @@ def test_scoring_computes_real_tokens_only(llama):
     assert tokens_computed(llama, lambda: score_completions(llama, rollout)) == (7 + 3) + (4 + 0 + 8) + 3
 
 
+def test_scoring_takes_logits_only_where_a_token_is_predicted(llama):
+    """Of 15 tokens that go in, the last ones of both prompts and the five of completions predict something."""
+    rollout = random_rollout([7, 3], [[3, 1], [4]])
+    score_completions(llama, rollout)
+    seen = []
+    hook = llama.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:2].numel()))
+    score_completions(llama, rollout)
+    hook.remove()
+    assert seen == [2 + 2 + 0 + 3]
+
+
 def test_decoder_computes_live_rows_only(llama):
     rollout = random_rollout([7, 3], [[1, 1, 1], [1]])
     decoder = PackedDecoder(llama, rollout.prompt_ids, rollout.prompt_mask, rollout.prompt_index, 9)
