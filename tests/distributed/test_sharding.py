@@ -12,7 +12,7 @@ from grpo_from_scratch.policy.loading import load_policy
 RUNS = {
     "ppo": {"preset": "ppo", "changes": {"passes": 2}, "minibatches": 2},
     "ppo_head": {"preset": "ppo", "changes": {"passes": 1}, "critic": "head", "critic_warmup": 1, "steps": 3},
-    "grpo": {"preset": "grpo", "microbatches": 2},
+    "grpo": {"preset": "grpo", "microbatch_tokens": 50},
     "dapo": {"preset": "dapo", "minibatches": 2},
     "cluster_ema": {"preset": "cluster_ema"},
     "a group that spans ranks": {"preset": "grpo", "prompts_per_step": 1, "group_size": 7},

@@ -18,7 +18,8 @@ from grpo_from_scratch.training.config import TrainConfig
         ({"precision": "fp8"}, "precision is one of fp32, bf16, fp16, not 'fp8'"),
         ({"warmup": 4}, "share of all updates"),
         ({"temperature": 0}, "temperature must be positive"),
-        ({"minibatches": 4, "microbatches": 4}, "16 pieces"),
+        ({"minibatches": 9}, "groups are never split"),
+        ({"microbatch_tokens": -1}, "microbatch_tokens must be at least 1, or 0"),
         ({"preset": "cluster_ema", "minibatches": 2}, "'reinforce' has no ratio"),
     ],
 )
