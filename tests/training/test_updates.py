@@ -79,7 +79,7 @@ def test_microbatches_hold_whole_groups_and_no_more_tokens(make_config, limit, g
     batch, _ = algorithm.prepare(rollout, torch.arange(12.0))
     pieces = Updater(config, algorithm)._pieces(batch, torch.arange(12))
     assert [len(piece.rollout.prompt_ids) for piece in pieces] == groups
-    assert torch.cat([piece.scores for piece in pieces]).tolist() == list(range(12))
+    assert torch.cat([piece.mask.sum(1) for piece in pieces]).tolist() == [m for _, group in lengths for m in group]
 
 
 @pytest.mark.parametrize("prompts, minibatches", [(5, 4), (9, 4), (4, 3)])
