@@ -1,10 +1,11 @@
 """What all commands share: the app, options that several take, and how errors are told."""
 
+import json
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from transformers.utils.logging import disable_progress_bar
@@ -43,5 +44,19 @@ def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
 
 
 def _rank() -> str:
-    """ " (rank 1)" in a job of several processes, whose messages share a terminal."""
+    """Who speaks, in a job of several processes, whose messages share a terminal."""
     return f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+
+
+def parse_value(text: str, example: Any, name: str) -> Any:
+    """The value that a text means for a setting whose default is ``example``."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    pair = isinstance(value, list) and name in ("betas", "num_groups")
+    number = isinstance(example, float) and isinstance(value, int) and not isinstance(value, bool)
+    if not (pair or number or (type(value) is type(example) and name != "betas")):
+        kind = "two numbers, [0.9, 0.95]" if name == "betas" else f"a value like {json.dumps(example)}"
+        raise ValueError(f"{name} takes {kind}, not {text!r}")
+    return value

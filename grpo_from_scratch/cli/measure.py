@@ -1,18 +1,21 @@
-"""``grpo table`` and ``grpo sweep``: experiments of many runs."""
+"""``grpo table``, ``grpo sweep`` and ``grpo vary``: experiments of many runs."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich import print as rich_print
 
-from grpo_from_scratch.cli.app import CORES, Data, SkipBad, Workers, app, plain_errors
+from grpo_from_scratch.cli.app import CORES, Data, SkipBad, Workers, app, parse_value, plain_errors
 from grpo_from_scratch.dialogue.corpus import DIFFICULTIES
 from grpo_from_scratch.dialogue.readers import load_examples
 from grpo_from_scratch.evaluation.experiment import QUICK_ROWS, ROWS, Experiment, run_experiment
+from grpo_from_scratch.evaluation.intervals import Interval
 from grpo_from_scratch.evaluation.report import provenance, terminal_tables
 from grpo_from_scratch.evaluation.sweep import run_sweep
+from grpo_from_scratch.evaluation.vary import SETTINGS, run_variation
 
 
 @app.command()
@@ -102,3 +105,56 @@ def _difficulties(text: str) -> tuple[str, ...]:
     for name in names:
         load_examples(f"embedded:{name}", "report", count=1)  # refuses an unknown one before anything runs
     return names
+
+
+@app.command()
+def vary(
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            help="Any setting of TrainConfig or Preset, or shape (prompts x completions): alpha=0.9,0.99 shape=8x8.",
+            metavar="NAME=VALUE,VALUE...",
+        ),
+    ],
+    algorithm: Annotated[str, typer.Option(help=f"One of {', '.join(ROWS)}.")] = "grpo",
+    difficulty: Annotated[str, typer.Option(help="As for table.")] = "mixed",
+    data: Data = "embedded",
+    seeds: Annotated[int, typer.Option(help="Runs of each combination, half on each initial policy.", min=2)] = 8,
+    steps: Annotated[int, typer.Option(help="Steps of each run.", min=1)] = 40,
+    workers: Workers = CORES,
+    out: Annotated[Path, typer.Option(help="Folder of the result, where an interrupted one goes on.")] = Path(
+        "runs/vary"
+    ),
+) -> None:
+    """Run one row of the table with every combination of some settings' values.
+
+    Writes **vary.json** and **vary.png**: rewards, metrics and curves of each combination, with 95 % intervals.
+    """
+    with plain_errors(kept="the runs that are done are kept, and the same command goes on from there"):
+        experiment = Experiment(
+            data=data,
+            difficulties=_difficulties(difficulty),
+            rows=(algorithm,),
+            seeds=seeds,
+            steps=steps,
+            eval_every=5,
+        )
+        values = dict(_values(change) for change in changes)
+        if len(values) < len(changes):
+            raise ValueError("a setting is varied twice; write all its values in one argument")
+        found = run_variation(experiment, values, out, workers=workers)
+    for name, cells in found["difficulties"].items():
+        for cell in cells:
+            settings = " ".join(f"{setting}={value}" for setting, value in cell["settings"].items())
+            typer.echo(f"{name:8} {settings:40} reward {Interval.from_json(cell['reward']).format(3)}")
+    typer.echo(f"Written: {out / 'vary.json'}, {out / 'vary.png'}")
+
+
+def _values(change: str) -> tuple[str, list]:
+    """ "alpha=0.9,0.99" -> ("alpha", [0.9, 0.99])."""
+    name, equals, text = change.partition("=")
+    if not equals or not text:
+        raise ValueError(f"a change is NAME=VALUE,VALUE, such as alpha=0.9,0.99, not {change!r}")
+    texts = re.split(r",(?![^\[]*\])", text)  # a comma within [low, high] separates nothing
+    default = SETTINGS.get(name)
+    return name, [value if default is None else parse_value(value, default, name) for value in texts]

@@ -1,7 +1,6 @@
 """``grpo train``, ``grpo sft`` and ``grpo evaluate``: one policy."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +8,7 @@ import torch
 import typer
 from tqdm import tqdm
 
-from grpo_from_scratch.cli.app import Data, SkipBad, Threads, app, plain_errors
+from grpo_from_scratch.cli.app import Data, SkipBad, Threads, app, parse_value, plain_errors
 from grpo_from_scratch.dialogue.readers import load_examples
 from grpo_from_scratch.distributed.process_group import TIMEOUT, World, current, joined
 from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS
@@ -191,23 +190,9 @@ def with_settings(settings: dict[str, Any], assignments: list[str]) -> TrainConf
             names = ", ".join(sorted(preset_fields | config_fields))
             raise ValueError(f"--set takes NAME=VALUE, got {assignment!r}; the names are {names}")
         owner = Preset if name in preset_fields else TrainConfig
-        (changes if owner is Preset else settings)[name] = _value(text, getattr(owner, name), name)
+        (changes if owner is Preset else settings)[name] = parse_value(text, getattr(owner, name), name)
     preset = dataclasses.replace(get_preset(settings["preset"]), **changes)
     return TrainConfig(**settings | {"preset": preset})
-
-
-def _value(text: str, example: Any, name: str) -> Any:
-    """The value that a text means for a setting whose default is ``example``."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = text
-    pair = isinstance(value, list) and name in ("betas", "num_groups")
-    number = isinstance(example, float) and isinstance(value, int) and not isinstance(value, bool)
-    if not (pair or number or (type(value) is type(example) and name != "betas")):
-        kind = "two numbers, [0.9, 0.95]" if name == "betas" else f"a value like {json.dumps(example)}"
-        raise ValueError(f"--set {name} takes {kind}, not {text!r}")
-    return value
 
 
 def _fine_tune(config: SFTConfig) -> Path:

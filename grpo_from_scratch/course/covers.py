@@ -16,6 +16,11 @@ COVERS = {
     "03_group_relative": 2,
     "04_tokens": 3,
     "05_clip_and_kl": 7,
+    "06_dialogue_policy": 4,
+    "07_train_grpo": 8,
+    "08_ema_baselines": 1,
+    "09_semantic_groups": 1,
+    "10_ppo_vs_grpo": 9,
 }
 
 

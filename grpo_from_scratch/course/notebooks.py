@@ -22,6 +22,7 @@ import nbformat
 from jupyter_client.manager import start_new_kernel
 from nbformat.v4 import output_from_msg
 
+KERNEL_STARTS = 300  # seconds: a second or two on a free machine, minutes on one that is very busy
 MAX_BYTES = 1_000_000  # GitHub stops rendering notebooks of a few MB; diffs suffer long before
 WIDGET = "application/vnd.jupyter.widget-view+json"
 METADATA = {
@@ -72,7 +73,11 @@ def execute(notebook: nbformat.NotebookNode, folder: Path, *, timeout: float = 6
     with tempfile.TemporaryDirectory() as home:
         # stderr: only what the kernel itself says (a warning about TCP); what cells write there comes as output
         manager, client = start_new_kernel(
-            kernel_name="python3", cwd=folder, env=kernel_environment(Path(home)), stderr=subprocess.DEVNULL
+            startup_timeout=KERNEL_STARTS,
+            kernel_name="python3",
+            cwd=folder,
+            env=kernel_environment(Path(home)),
+            stderr=subprocess.DEVNULL,
         )
         try:
             for number, cell in enumerate(cells, 1):

@@ -242,7 +242,7 @@ def name_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
     to_fraction = ax.transData + ax.transAxes.inverted()
     x = ax.get_xlim()[1]
     labels = sorted((to_fraction.transform((x, height))[1], name, colour) for height, name, colour in ends)
-    gap = 0.26 / ax.figure.get_figheight()  # a line of text, when the axes take up some 70 % of the figure's height
+    gap = 0.2 / (ax.figure.get_figheight() * ax.get_position().height)  # a line of text, in heights of the axes
     heights = [min(max(fraction, 0.0), 1.0) for fraction, *_ in labels]
     for index in range(1, len(heights)):
         heights[index] = max(heights[index], heights[index - 1] + gap)

@@ -162,7 +162,11 @@ def initial_policies(experiment: Experiment, workers: int) -> dict[int, str]:
 
 
 def _fine_tune(config: SFTConfig, report: Report) -> Path:
-    return fine_tuned_policy(config, on_step=lambda *_: report())
+    left = iter(range(config.steps))
+    folder = fine_tuned_policy(config, on_step=lambda *_: (next(left), report()))
+    for _ in left:  # it was cached
+        report()
+    return folder
 
 
 def jobs_of(experiment: Experiment, policies: dict[int, str], out: Path) -> list[Job]:

@@ -63,7 +63,7 @@ RIGHT = "def scaled(x, factor):\n    return torch.where(x > 0, x, 0.0) * factor"
 
 
 def test_compare_runs_definitions_imports_and_constants_only(drift):
-    first = "import torch\n1 / 0"
+    first = "import torch\n1 / 0\nundefined.attribute = None\nundefined[0] = 1"
     helper = "LOW = 0\ndef cut(x):\n    return torch.where(x > LOW, x, 0.0)\nprint(undefined)"
     twin = "def scaled(x, factor):\n    return cut(x) * factor\nscaled(undefined)"
     assert drift(first, helper, twin) == ""

@@ -103,8 +103,8 @@ def by_hand(twin: Twin) -> Any:
 
 
 def is_constant(node: ast.stmt) -> bool:
-    if not isinstance(node, ast.Assign):
-        return False
+    if not isinstance(node, ast.Assign) or any(isinstance(t, ast.Attribute | ast.Subscript) for t in node.targets):
+        return False  # a change to an object made by a cell that computes is no constant
     try:
         ast.literal_eval(node.value)
     except ValueError:

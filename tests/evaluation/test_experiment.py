@@ -22,30 +22,6 @@ from grpo_from_scratch.evaluation.experiment import (
 from grpo_from_scratch.evaluation.report import render_readme, replace_block
 from grpo_from_scratch.evaluation.sweep import FIRST_SEED, STAGES, beyond_the_ends, run_sweep
 
-WORDS = ["red", "green", "blue", "one", "two", "three"]
-
-
-@pytest.fixture
-def small(tmp_path, monkeypatch) -> Experiment:
-    """Two steps on a few dialogues, initial policies fine-tuned for three steps in a cache of its own."""
-    lines = [{"context": f"{a} {b} {c}", "response": f"{a} {b}"} for a in WORDS for b in WORDS for c in WORDS]
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
-    whole = module.sft_config
-    monkeypatch.setattr(
-        module, "sft_config", lambda *a: dataclasses.replace(whole(*a), steps=3, prompts_per_step=4, max_new_tokens=4)
-    )
-    return Experiment(
-        data=f"jsonl:{tmp_path / 'data.jsonl'}",
-        rows=("ppo", "grpo", "cluster_ema"),
-        seeds=2,
-        sft_seeds=1,
-        steps=3,
-        eval_every=1,
-        eval_prompts=8,
-        quick=True,
-    )
-
 
 def test_run_experiment_writes_table_report_and_picture(small, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["grpo", "table", "--data", "my file"])
