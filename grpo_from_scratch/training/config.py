@@ -58,7 +58,7 @@ class TrainConfig:
     value_coef: float = 0.5  # weight of the value loss when the head shares the policy's optimizer
 
     shared_prefix: bool = True  # compute a prompt once for its whole group, where the model allows it
-    strategy: str = "ddp"  # how weights lie on several ranks: "ddp", whole on each, or "fsdp", a slice of each on each
+    strategy: str = "ddp"  # weights on several ranks: "ddp", whole; "fsdp", in slices; "tensor", in parts of layers
     precision: str = "fp32"  # of the passes over completions: or "bf16", "fp16"; sampling and weights are float32
     encoder: str = "hidden"  # what semantic groups see of a reply: the frozen reference's "hidden" states, or "tfidf"
 

@@ -14,7 +14,7 @@ from grpo_from_scratch.training.config import TrainConfig
         ({"steps": 0}, "steps must be at least 1, not 0"),
         ({"critic": "heads"}, "critic is one of separate, head, not 'heads'"),
         ({"encoder": "bert"}, "encoder is one of"),
-        ({"strategy": "zero"}, "strategy is one of ddp, fsdp, not 'zero'"),
+        ({"strategy": "zero"}, "strategy is one of ddp, fsdp, tensor, not 'zero'"),
         ({"precision": "fp8"}, "precision is one of fp32, bf16, fp16, not 'fp8'"),
         ({"warmup": 4}, "share of all updates"),
         ({"temperature": 0}, "temperature must be positive"),
