@@ -16,7 +16,6 @@ from benchmarks.against_trl import CASES, SPEED, SWEEP  # noqa: E402
 
 HERE = Path(__file__).parent
 PICTURE = SPEED / "group_size.png"
-MARKS = "<!-- speed: begin (written by benchmarks.report) -->", "<!-- speed: end -->"
 
 
 def results() -> dict[str, dict]:
@@ -28,8 +27,8 @@ def results() -> dict[str, dict]:
 def table(found: dict[str, dict]) -> str:
     """One line for each case with a target."""
     lines = [
-        "| case | ours | TRL | times (rounds) | target | mean length, ours and TRL |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| case | ours | TRL | times (rounds) | target | mean length, ours and TRL | rounds × steps | source |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, result in found.items():
         if result["target"] is not None:
@@ -37,8 +36,25 @@ def table(found: dict[str, dict]) -> str:
             lengths = f"{result['mean_length']['ours']:.1f}, {result['mean_length']['trl']:.1f}"
             lines.append(
                 f"| `{name}`: {result['says']} | {result['ours']:.0f} | {result['trl']:.0f} | "
-                f"**{result['times']:.2f}** ({rounds}) | {result['target']} | {lengths} |"
+                f"**{result['times']:.2f}** ({rounds}) | {result['target']} | {lengths} | "
+                f"{result['rounds']} × {result['steps']} | {result['source']} |"
             )
+    return "\n".join(lines)
+
+
+def steps_table() -> str:
+    """One line for each stored run of ``benchmarks.grpo_step``."""
+    lines = [
+        "| run | per CPU-s | sample + update, ms | mean length | fraction of the floor | peak memory, MB | source |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for file in sorted(SPEED.glob("step-*.json")):
+        run = json.loads(file.read_text(encoding="utf-8"))
+        lines.append(
+            f"| `{file.stem}` | {run['samples_per_cpu_s']:.3g} | {run['phases_cpu_ms']['sample']:.0f} + "
+            f"{run['phases_cpu_ms']['update']:.0f} | {run['mean_length']:.1f} | "
+            f"{run['floor']['fraction_reached']:.0%} | {run['peak_mb']:.0f} | {run['source']} |"
+        )
     return "\n".join(lines)
 
 
@@ -66,10 +82,12 @@ def draw(found: dict[str, dict]) -> None:
 def main() -> None:
     found = results()
     page = HERE / "README.md"
-    begin, end = MARKS
-    written = f"{begin}\n\n{table(found)}\n\n{end}"
     text = page.read_text(encoding="utf-8")
-    page.write_text(re.sub(f"{re.escape(begin)}.*{re.escape(end)}", written, text, flags=re.S), encoding="utf-8")
+    for name, written in {"speed": table(found), "steps": steps_table()}.items():
+        begin, end = (f"<!-- {name}: {edge} (written by benchmarks.report) -->" for edge in ("begin", "end"))
+        block = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
+        text = block.sub(lambda _, block=f"{begin}\n\n{written}\n\n{end}": block, text)
+    page.write_text(text, encoding="utf-8")
     draw(found)
 
 

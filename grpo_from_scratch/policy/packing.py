@@ -14,6 +14,7 @@ from grpo_from_scratch.policy.rollout import Rollout
 
 COMPACT_BELOW = 0.75  # live share of the stored rows below which dropping the finished ones pays for the copy
 BLOCK = 32  # a decoder's own keys are read in blocks: products over fewer run in a slower kernel
+SHORT = 128  # keys up to which a CPU is faster without the fused kernel in 16 bits, whose scores take little memory
 
 
 class PackedRollout:
@@ -220,7 +221,9 @@ def attend(
     Returns:
         (P, K, G, R, T, E).
     """
-    fused = q.shape[3] > 1 and how.softcap is None and how.sinks is None
+    # v says how many bits there are: q and k may have been rotated in 32.
+    short = q.device.type == "cpu" and v.dtype.itemsize == 2 and mask.shape[-1] <= SHORT
+    fused = q.shape[3] > 1 and how.softcap is None and how.sinks is None and not short
     q = q.unflatten(1, (k.shape[1], -1)).transpose(2, 3)  # (P, K, G, R, T, D)
     return (_attend_fused if fused else _attend_cascade)(q, k, v, mask, how, prefix)
 
