@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
-
 from benchmarks.work import LEARNING_RATE, Work, word_f1
 from grpo_from_scratch.objective.presets import PRESETS
 from grpo_from_scratch.policy.loading import load_policy
@@ -40,7 +38,7 @@ class Ours:
     """
 
     def __init__(self, work: Work, *, steps: int, bf16: bool = True, packed: bool = True, seed: int = 0):
-        self.work, self.bf16, self.packed, self.seed = work, bf16, packed, seed
+        self.work, self.packed, self.seed = work, packed, seed
         self.config = TrainConfig(
             preset=replace(PRESETS["grpo"], kl_coef=work.beta),
             model=str(work.folder),
@@ -50,6 +48,7 @@ class Ours:
             max_new_tokens=work.max_new,
             learning_rate=LEARNING_RATE,
             shared_prefix=packed,
+            precision="bf16" if bf16 else "fp32",
             seed=seed,
         )
         self.model, self.tokenizer = load_policy(work.folder, device="cpu")
@@ -75,11 +74,10 @@ class Ours:
                 answered = [rows[prompt] for prompt in rollout.prompt_index.tolist()]
                 columns = {"reference": [row["reference"] for row in answered]}
                 rewards = score(word_f1, [row["prompt"] for row in answered], rollout.texts, columns)
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-                with timed(cpu, "prepare"):
-                    batch, _ = self.algorithm.prepare(rollout, rewards)
-                with timed(cpu, "update"):
-                    metrics = self.updater.step(batch, self.done)
+            with timed(cpu, "prepare"):
+                batch, _ = self.algorithm.prepare(rollout, rewards)
+            with timed(cpu, "update"):
+                metrics = self.updater.step(batch, self.done)
         self.done += 1
         metrics |= {"reward": float(rewards.mean())}
         return Step(dict(cpu), int(rollout.prompt_mask.sum()), int(rollout.completion_mask.sum()), metrics)
