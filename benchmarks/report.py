@@ -53,7 +53,7 @@ def steps_table() -> str:
         lines.append(
             f"| `{file.stem}` | {run['samples_per_cpu_s']:.3g} | {run['phases_cpu_ms']['sample']:.0f} + "
             f"{run['phases_cpu_ms']['update']:.0f} | {run['mean_length']:.1f} | "
-            f"{run['floor']['fraction_reached']:.0%} | {run['peak_mb']:.0f} | {run['source']} |"
+            f"{run['floor']['fraction_reached']:.1%} | {run['peak_mb']:.0f} | {run['source']} |"
         )
     return "\n".join(lines)
 
