@@ -113,9 +113,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
     finally:
         for part in parts:
             part.reshard()
-            part.set_reshard_after_forward(
-                part is not parts[0], recurse=False
-            )  # as fully_shard has it for the outermost
+            part.set_reshard_after_forward(part is not parts[0], recurse=False)  # fully_shard's own choice
 
 
 def is_sharded(tensor: Tensor) -> bool:
