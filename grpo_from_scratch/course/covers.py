@@ -20,6 +20,7 @@ COVERS = {
     "07_train_grpo": 8,
     "08_ema_baselines": 1,
     "09_semantic_groups": 1,
+    "13_mixed_precision": 3,
 }
 
 
