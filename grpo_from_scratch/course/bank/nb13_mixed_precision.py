@@ -19,11 +19,22 @@ def cheapest_dtype(values, tolerance):
     return best
 
 
-def first_within(values, error_of, tolerance, names=("fp16", "bf16")):
-    for name in names:
-        if error_of(values, values.to(HALVES[name]).float()) < tolerance:
-            return name
-    return "fp32"
+def relative(true, kept):
+    return ((kept - true) / true).abs()
+
+
+def first_within(name, error_of, *, zeros=False, order=("fp16", "bf16")):
+    """A wrong answer: the first format whose error, by this measure, is below the tolerance."""
+
+    def answer(values, tolerance):
+        values = values if zeros else values[values != 0]
+        for format in order:
+            if error_of(values, values.to(HALVES[format]).float()) < tolerance:
+                return format
+        return "fp32"
+
+    answer.__name__ = name
+    return answer
 
 
 def looks_at_overflow_only(values, tolerance):
@@ -43,27 +54,6 @@ def by_the_table_of_precision(values, tolerance):
         if torch.finfo(HALVES[name]).eps / 2 < tolerance:
             return name
     return "fp32"
-
-
-def absolute_error(values, tolerance):
-    return first_within(values, lambda true, kept: (kept - true).abs().max(), tolerance)
-
-
-def average_error(values, tolerance):
-    return first_within(values[values != 0], lambda true, kept: ((kept - true) / true).abs().mean(), tolerance)
-
-
-def zeros_are_lost(values, tolerance):
-    return first_within(values, lambda true, kept: ((kept - true) / true).abs().max(), tolerance)
-
-
-def first_that_will_do(values, tolerance):
-    return first_within(values[values != 0], lambda true, kept: ((kept - true) / true).abs().max(), tolerance)
-
-
-def bf16_first(values, tolerance):
-    order = ("bf16", "fp16")
-    return first_within(values[values != 0], lambda true, kept: ((kept - true) / true).abs().max(), tolerance, order)
 
 
 CHEAPEST_DTYPE = Exercise(
@@ -97,19 +87,27 @@ CHEAPEST_DTYPE = Exercise(
             "the range alone decides; a value inside it still loses digits, and below fp16's smallest normal number "
             "there are more numbers, with fewer digits. Round and compare",
         ),
+        Mistake(by_the_table_of_precision, "the digits alone decide; the range matters, too. Round and compare"),
         Mistake(
-            by_the_table_of_precision,
-            "the digits alone decide; a value may lie outside the range, and of two that will do the more exact one "
-            "is wanted. Round and compare",
+            first_within("absolute_error", lambda true, kept: (kept - true).abs().max()),
+            "this is the absolute error; a lost 1e-9 does not show in it. Divide by the value",
         ),
-        Mistake(absolute_error, "this is the absolute error; a lost 1e-9 does not show in it. Divide by the value"),
-        Mistake(average_error, "the errors are averaged, which hides the one value that is lost; take the largest"),
-        Mistake(zeros_are_lost, "0 divided by 0 is NaN, and NaN passes no comparison: leave zeros out first"),
         Mistake(
-            first_that_will_do,
+            first_within("average_error", lambda true, kept: relative(true, kept).mean()),
+            "the errors are averaged, which hides the one value that is lost; take the largest",
+        ),
+        Mistake(
+            first_within("zeros_are_lost", lambda true, kept: relative(true, kept).max(), zeros=True),
+            "0 divided by 0 is NaN, and NaN passes no comparison: leave zeros out first",
+        ),
+        Mistake(
+            first_within("first_that_will_do", lambda true, kept: relative(true, kept).max()),
             "the first format that will do is returned; of two that will do the more exact one is wanted",
         ),
-        Mistake(bf16_first, "bf16 is taken wherever it will do; where fp16 is more exact, fp16 is wanted"),
+        Mistake(
+            first_within("bf16_first", lambda true, kept: relative(true, kept).max(), order=("bf16", "fp16")),
+            "bf16 is taken wherever it will do; where fp16 is more exact, fp16 is wanted",
+        ),
     ),
 )
 
@@ -145,7 +143,6 @@ def loop_with(
     raise_by=2,
     after_overflow=0,
     steps_on_overflow=False,
-    scale_first=False,
 ):
     """The same loop with one thing changed."""
     good, skipped = 0, 0
@@ -158,22 +155,18 @@ def loop_with(
                 weights = weights - cut(found.nan_to_num(0, 0, 0), max_norm).nan_to_num()
             scale, good = scale * lower, good * after_overflow
             continue
-        good += 1
-        if scale_first and good == interval:
-            scale = scale * raise_by
-            found = prepare(half, scale, max_norm)
-        weights = weights - cut(found, max_norm)
+        weights, good = weights - cut(found, max_norm), good + 1
         if good == interval:
-            scale, good = scale if scale_first else scale * raise_by, 0
+            scale, good = scale * raise_by, 0
     return weights, scale, skipped
 
 
-def variant(name, **changed):
-    def answer(weights, gradients, scale, max_norm, interval):
-        return loop_with(weights, gradients, scale, max_norm, interval, **changed)
+def broken(name, diagnosis, **changed):
+    def answer(*inputs):
+        return loop_with(*inputs, **changed)
 
     answer.__name__ = name
-    return answer
+    return Mistake(answer, diagnosis)
 
 
 def clips_then_unscales(half, scale, max_norm):
@@ -191,7 +184,7 @@ def ascends(weights, gradients, scale, max_norm, interval):
     return 2 * weights - new, scale, skipped
 
 
-def scaler_case(why, gradients, scale, max_norm, interval):
+def scaler_case(why, gradients, scale, max_norm=10.0, interval=2):
     weights = torch.tensor([3.0, 4.0]) if scale == 1024 else torch.zeros(2)
     settings = {"scale": scale, "max_norm": max_norm, "interval": interval}
     return Case({"weights": weights, "gradients": torch.tensor(gradients)} | settings, why)
@@ -202,35 +195,11 @@ SCALED_UPDATES = Exercise(
     difficulty="medium",
     minutes=20,
     cases=(
-        scaler_case("one update, gradient (3, 4) of length 5, cut to length 1", [[3.0, 4.0]], 1024.0, 1.0, 5),
-        scaler_case(
-            "100 × 1024 is beyond 65504: the first update is skipped, the second goes well at 512",
-            [[100.0, 0.5], [100.0, 0.5]],
-            1024.0,
-            1e6,
-            5,
-        ),
-        scaler_case(
-            "gradients shorter than the limit, and too small for float16 without a scale",
-            [[2e-8, 1e-8], [1e-8, 2e-8]],
-            65536.0,
-            1.0,
-            5,
-        ),
-        scaler_case(
-            "no overflow: after two updates the scale is doubled, once",
-            [[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]],
-            4.0,
-            10.0,
-            2,
-        ),
-        scaler_case(
-            "an overflow between two good updates: these are not two *in a row*",
-            [[1.0, 2.0], [1e5, 1.0], [1.0, 1.0]],
-            4.0,
-            10.0,
-            2,
-        ),
+        scaler_case("one update, gradient (3, 4) of length 5, cut to length 1", [[3.0, 4.0]], 1024.0, 1.0),
+        scaler_case("100 × 1024 is beyond 65504: the first update is skipped", [[100.0, 0.5]] * 2, 1024.0, 1e6),
+        scaler_case("shorter than the limit, too small for float16 unscaled", [[2e-8, 1e-8]], 65536.0),
+        scaler_case("after two good updates the scale is doubled, once", [[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]], 4.0),
+        scaler_case("two good updates, but not *in a row*", [[1.0, 2.0], [1e5, 1.0], [1.0, 1.0]], 4.0),
     ),
     atol=1e-12,
     hints=(
@@ -242,56 +211,40 @@ SCALED_UPDATES = Exercise(
         "weights = weights - …, not weights -= …",
     ),
     mistakes=(
-        Mistake(
-            variant("clips_before_unscaling", prepare=clips_then_unscales, cut=lambda found, limit: found),
+        broken(
+            "clips_before_unscaling",
             "the scaled gradient is clipped, and then divided by the scale: what is left is max_norm / scale long. "
             "Divide first",
+            prepare=clips_then_unscales,
+            cut=lambda found, limit: found,
         ),
-        Mistake(
-            variant("never_unscales", prepare=lambda half, *_: half.float()),
-            "the gradient is never divided by the scale",
-        ),
-        Mistake(
-            variant("unscales_in_half", prepare=lambda half, scale, _: (half / scale).float()),
+        broken("never_unscales", "the gradient is never divided by the scale", prepare=lambda half, *_: half.float()),
+        broken(
+            "unscales_in_half",
             "the division happens in float16, where a small gradient becomes 0 after all; call .float() first",
+            prepare=lambda half, scale, _: (half / scale).float(),
         ),
-        Mistake(
-            variant("never_clips", cut=lambda found, limit: found),
-            "nothing is clipped: a gradient longer than max_norm is to be cut to max_norm",
-        ),
-        Mistake(
-            variant("clips_each_number", cut=lambda found, limit: found.clamp(-limit, limit)),
+        broken("never_clips", "a gradient longer than max_norm is to be cut to it", cut=lambda found, limit: found),
+        broken(
+            "clips_each_number",
             "each number is clipped by itself, which turns the gradient; scale the whole of it",
+            cut=lambda found, limit: found.clamp(-limit, limit),
         ),
-        Mistake(
-            variant("always_cuts_to_length", cut=lambda found, limit: found * limit / found.norm()),
+        broken(
+            "always_cuts_to_length",
             "every gradient is stretched or cut to length max_norm; a shorter one should stay as it is, so let the "
             "factor be at most 1",
+            cut=lambda found, limit: found * limit / found.norm(),
         ),
-        Mistake(
-            variant("looks_for_nan_only", is_bad=lambda found: found.isnan().any()),
-            "an overflow is inf, not NaN: isfinite() finds both",
-        ),
-        Mistake(
-            variant("keeps_the_scale_after_overflow", lower=1.0),
-            "the scale stays after an overflow, so the next update overflows as well; halve it",
-        ),
-        Mistake(
-            variant("steps_with_what_is_left", steps_on_overflow=True),
+        broken("looks_for_nan", "an overflow is inf, not NaN; isfinite() finds both", is_bad=lambda g: g.isnan().any()),
+        broken("keeps_the_scale", "halve the scale after an overflow, or the next one overflows as well", lower=1.0),
+        broken(
+            "steps_with_what_is_left",
             "the update is made from the numbers that are still finite; they point somewhere else. Leave it out",
+            steps_on_overflow=True,
         ),
-        Mistake(
-            variant("never_raises_the_scale", raise_by=1),
-            "the scale never grows again; double it after `interval` good updates in a row",
-        ),
-        Mistake(
-            variant("overflow_keeps_the_count", after_overflow=1),
-            "the count of good updates goes on after an overflow; it has to start at 0 (good updates *in a row*)",
-        ),
-        Mistake(
-            variant("divides_by_the_new_scale", scale_first=True),
-            "the scale is changed before the division: divide by the scale that the loss was multiplied by",
-        ),
+        broken("never_raises", "the scale never grows again; double it after `interval` good updates", raise_by=1),
+        broken("counts_on", "an overflow sets the count to 0: good updates *in a row* are counted", after_overflow=1),
         Mistake(no_scale, "the gradient is rounded to float16 without the scale, so small ones are 0"),
         Mistake(ascends, "the gradient is added; gradient *descent* takes it off"),
     ),
@@ -317,10 +270,6 @@ def which_order(gradients, updates, scale, max_norm):
 
 def by_first_update_only(gradients, updates, scale, max_norm):
     return which_order(gradients[:1], updates[:1], scale, max_norm)
-
-
-def by_last_update_only(gradients, updates, scale, max_norm):
-    return which_order(gradients[-1:], updates[-1:], scale, max_norm)
 
 
 def with_a_wide_tolerance(gradients, updates, scale, max_norm):
@@ -386,15 +335,13 @@ WHICH_ORDER = Exercise(
             "the first update alone is compared; a long gradient is cut to max_norm whether it was unscaled or not. "
             "All of them have to agree",
         ),
-        Mistake(by_last_update_only, "only the last update is compared; all of them have to agree"),
         Mistake(
             with_a_wide_tolerance,
             "the tolerance is wider than a whole update: compare in relative terms (rtol=1e-3, atol=0)",
         ),
         Mistake(longer_than_allowed, "the lengths alone are looked at: updates that are much too short pass as right"),
         Mistake(
-            clip_without_limit_of_one,
-            "your clip stretches short gradients to max_norm; the factor is to be at most 1",
+            clip_without_limit_of_one, "your clip stretches short gradients to max_norm; the factor is to be at most 1"
         ),
     ),
 )

@@ -25,7 +25,8 @@ def updated(kind, arguments):
             rows.append("not finite")
             break
         moments = [m.clone() for state in optimizer.state.values() for m in state.values()]
-        rows.append([scaler.scale, norm, made, *(w.detach().clone() for w in weights), *moments])
+        good = scaler.state_dict()["_growth_tracker"] if arguments["precision"] == "fp16" else 0
+        rows.append([scaler.scale, good, norm, made, *(w.detach().clone() for w in weights), *moments])
     return rows
 
 
