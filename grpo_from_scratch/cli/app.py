@@ -43,6 +43,11 @@ def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def _rank() -> str:
+    """Who speaks, in a job of several processes, whose messages share a terminal."""
+    return f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+
+
 def parse_value(text: str, example: Any, name: str) -> Any:
     """The value that a text means for a setting whose default is ``example``."""
     try:
@@ -55,8 +60,3 @@ def parse_value(text: str, example: Any, name: str) -> Any:
         kind = "two numbers, [0.9, 0.95]" if name == "betas" else f"a value like {json.dumps(example)}"
         raise ValueError(f"{name} takes {kind}, not {text!r}")
     return value
-
-
-def _rank() -> str:
-    """ " (rank 1)" in a job of several processes, whose messages share a terminal."""
-    return f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""

@@ -51,7 +51,8 @@ def train(
         str, typer.Option(help="fp32, bf16 or fp16: of forward and backward passes; weights stay float32.")
     ] = TrainConfig.precision,
     strategy: Annotated[
-        str, typer.Option(help="ddp or fsdp: whole weights on each process of a torchrun job, or a slice of them.")
+        str,
+        typer.Option(help="Weights in each process of torchrun: ddp, whole; fsdp, a slice; tensor, parts of layers."),
     ] = TrainConfig.strategy,
     no_shared_prefix: Annotated[
         bool, typer.Option("--no-shared-prefix", help="Compute the prompt again for every completion, for comparison.")

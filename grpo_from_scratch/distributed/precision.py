@@ -5,11 +5,12 @@ Source: Micikevicius et al. 2018, Mixed Precision Training (arXiv 1710.03740).
 
 import math
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
-from grpo_from_scratch.distributed.sharding import clip_gradients
+from grpo_from_scratch.distributed.sharding import by_kind, clip_gradients
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -67,10 +68,13 @@ class LossScaler:
         Raises:
             FloatingPointError: the gradient is not finite, and a smaller scale cannot be why it will be.
         """
-        self.scaler.unscale_(optimizer)
+        parameters = list(parameters)
+        kinds = [SimpleNamespace(param_groups=[{"params": alike}]) for alike in by_kind(parameters)]
+        for kind in kinds:
+            self.scaler.unscale_(kind)  # takes whole and sharded gradients apart only
         norm = clip_gradients(parameters, max_norm).item()
         if math.isfinite(norm):
-            self.scaler.step(optimizer)
+            optimizer.step()
             self.scaler.update()
             return norm, True
         if not self.scaler.is_enabled() or self.scale < 1:

@@ -14,6 +14,7 @@ from grpo_from_scratch.policy.rollout import Rollout
 
 COMPACT_BELOW = 0.75  # live share of the stored rows below which dropping the finished ones pays for the copy
 BLOCK = 32  # a decoder's own keys are read in blocks: products over fewer run in a slower kernel
+SHORT = 128  # keys up to which a CPU is faster without the fused kernel in 16 bits, whose scores take little memory
 
 
 class PackedRollout:
@@ -131,6 +132,7 @@ class PackedDecoder:
     def _use_cells(self) -> None:
         self.grid = Grid((len(self.prompts.lengths), self.group, 1), self.index * self.group + self.rank)
 
+    @torch.inference_mode()
     def _logits(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
         return kept(packed_forward(self.lm, ids, positions, self, logits_to_keep=keep).logits, keep)
 
@@ -169,14 +171,14 @@ class Grid:
         """cells: (n,) each token's cell, counted along (P, G, T)."""
         self.shape, self.cells, self.size = shape, cells, shape[0] * shape[1] * shape[2]
         in_order = torch.arange(len(cells), device=cells.device)
-        self.tokens = torch.full((self.size,), len(cells), device=cells.device)  # each cell's token; n: none
+        self.tokens = cells.new_zeros(self.size)  # each cell's token; an empty one repeats the first
         self.tokens[cells] = in_order
         self.full = len(cells) == self.size and torch.equal(cells, in_order)
 
     def spread(self, heads: Tensor) -> Tensor:
-        """(n, heads, X) -> (P, heads, G, T, X), zeros in empty cells."""
+        """(n, heads, X) -> (P, heads, G, T, X). No token sees an empty cell, so it may hold what it will."""
         if not self.full:
-            heads = torch.cat([heads, heads.new_zeros(1, *heads.shape[1:])]).index_select(0, self.tokens)
+            heads = heads.index_select(0, self.tokens)
         return heads.reshape(*self.shape, *heads.shape[1:]).permute(0, 3, 1, 2, 4)
 
     def gather(self, grid: Tensor) -> Tensor:
@@ -219,7 +221,9 @@ def attend(
     Returns:
         (P, K, G, R, T, E).
     """
-    fused = q.shape[3] > 1 and how.softcap is None and how.sinks is None
+    # v says how many bits there are: q and k may have been rotated in 32.
+    short = q.device.type == "cpu" and v.dtype.itemsize == 2 and mask.shape[-1] <= SHORT
+    fused = q.shape[3] > 1 and how.softcap is None and how.sinks is None and not short
     q = q.unflatten(1, (k.shape[1], -1)).transpose(2, 3)  # (P, K, G, R, T, D)
     return (_attend_fused if fused else _attend_cascade)(q, k, v, mask, how, prefix)
 
@@ -227,15 +231,20 @@ def attend(
 def _attend_fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: Scoring, prefix) -> Tensor:
     """PyTorch's fused attention never stores the scores, which is worth repeating the prompt's keys in the group."""
     P, K, G, R, T, _ = q.shape
+    dtype = q.dtype
     if prefix:
         k, v = (
             torch.cat([shared[:, :, None].expand(-1, -1, G, -1, -1), own], 3)
             for shared, own in zip(prefix, (k, v), strict=True)
         )
     # All queries of a key head are its rows, so that a model with grouped queries needs no repeated keys either.
-    q, mask = q.reshape(P, K * G, R * T, -1), mask[:, :, 0]
-    out = scaled_dot_product_attention(q, k.flatten(1, 2), v.flatten(1, 2), attn_mask=mask, scale=how.scaling)
-    return out.view(P, K, G, R, T, -1)
+    q, k, v = q.reshape(P, K * G, R * T, -1), k.flatten(1, 2), v.flatten(1, 2)
+    if q.device.type == "cpu":  # its kernel runs backward three times as fast in 32 bits as in 16
+        q, k, v = (heads.to(torch.promote_types(dtype, torch.float32)) for heads in (q, k, v))
+    with torch.autocast("cpu", enabled=False):  # which would choose 16
+        mask = mask[:, :, 0].to(q.dtype)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)
+    return out.to(dtype).view(P, K, G, R, T, -1)
 
 
 def _attend_cascade(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: Scoring, prefix) -> Tensor:

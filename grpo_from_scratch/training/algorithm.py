@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from grpo_from_scratch.distributed.precision import autocast, check_weights
 from grpo_from_scratch.distributed.process_group import World, current
-from grpo_from_scratch.distributed.sharding import gathered, load_whole, shard
+from grpo_from_scratch.distributed.sharding import check_heads, gathered, load_whole, shard
 from grpo_from_scratch.distributed.share import Share, alone
 from grpo_from_scratch.objective.advantages import compute_advantages, explained_variance, gae, masked_whiten
 from grpo_from_scratch.objective.baselines import EMABaseline
@@ -94,13 +94,16 @@ class Algorithm:
         return GRPOPolicy(copy.deepcopy(self.model) if self.config.critic == "separate" else self.model)
 
     def _shard(self) -> None:
-        """Lay policy, reference and critic onto the ranks. A head alone is small, and stays whole on each."""
-        strategy, world, blocks = self.config.strategy, current(), self.model._no_split_modules
-        shard(self.model, strategy, world, blocks=blocks)
-        if self.reference is not None:
-            shard(self.reference, strategy, world, blocks=blocks)
+        """Lay policy, reference and critic onto the ranks. A value head alone is small, and stays whole on each."""
+        strategy, world, lm = self.config.strategy, current(), self.model
+        config, plan, blocks = lm.config.get_text_config(), getattr(lm, "tp_plan", None) or {}, lm._no_split_modules
+        check_heads(getattr(config, "num_key_value_heads", None) or config.num_attention_heads, world, strategy)
+        for policy in (self.model, self.reference):
+            if policy is not None:
+                shard(policy, strategy, world, blocks=blocks, plan=plan)
         if self.critic is not None and not self.shares_body:
-            shard(self.critic, strategy, world, blocks=blocks, method="token_values")
+            inside = {f"lm.{name}": style for name, style in plan.items()}
+            shard(self.critic, strategy, world, blocks=blocks, plan=inside, method="token_values")
 
     @property
     def shares_body(self) -> bool:
@@ -174,15 +177,15 @@ class Algorithm:
             with gathered(self.reference):
                 embeddings = hidden_state_embeddings(self.reference, rollout)
             embeddings = share.gather("embeddings", embeddings)
-        return self._assign(embeddings, share.world).to(rollout.device)
+        return self._assign(embeddings).to(rollout.device)
 
-    def _assign(self, embeddings: Tensor | np.ndarray, world: World) -> Tensor:
+    def _assign(self, embeddings: Tensor | np.ndarray) -> Tensor:
         """Semantic groups of all ranks' replies. One rank fits: KMeans adds up its threads' sums in any order."""
 
         def fit():
             return self.groups.assign(embeddings), self.groups.state_dict()
 
-        ids, state = world.from_first("semantic groups", fit)
+        ids, state = current().from_first("semantic groups", fit)
         self.groups.load_state_dict(state)
         return ids
 

@@ -35,7 +35,8 @@ class TrainConfig:
     prompts_per_step: int = 8
     group_size: int = 8
     minibatches: int = 1
-    microbatches: int = 1  # each minibatch is run in this many pieces, with the same gradient; more pieces, less memory
+    # Each minibatch is run in pieces of at most so many tokens, with the same gradient and less memory; 0: one piece.
+    microbatch_tokens: int = 0
     max_prompt_tokens: int = 192
     max_new_tokens: int = 24
     temperature: float = 1.0
@@ -57,7 +58,7 @@ class TrainConfig:
     value_coef: float = 0.5  # weight of the value loss when the head shares the policy's optimizer
 
     shared_prefix: bool = True  # compute a prompt once for its whole group, where the model allows it
-    strategy: str = "ddp"  # how weights lie on several ranks: "ddp", whole on each, or "fsdp", a slice of each on each
+    strategy: str = "ddp"  # weights on several ranks: "ddp", whole; "fsdp", in slices; "tensor", in parts of layers
     precision: str = "fp32"  # of the passes over completions: or "bf16", "fp16"; sampling and weights are float32
     encoder: str = "hidden"  # what semantic groups see of a reply: the frozen reference's "hidden" states, or "tfidf"
 
@@ -76,12 +77,13 @@ class TrainConfig:
             "prompts_per_step",
             "group_size",
             "minibatches",
-            "microbatches",
             "max_new_tokens",
             "critic_passes",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.microbatch_tokens < 0:
+            raise ValueError(f"microbatch_tokens must be at least 1, or 0 for no limit, not {self.microbatch_tokens}")
         for name, allowed in {
             "critic": ("separate", "head"),
             "encoder": ("hidden", "tfidf"),
@@ -109,10 +111,10 @@ class TrainConfig:
             raise ValueError(
                 "'reinforce' has no ratio to correct for earlier updates: set minibatches to 1 or surrogate to 'clip'"
             )
-        if self.minibatches * self.microbatches > self.prompts_per_step:
+        if self.minibatches > self.prompts_per_step:
             raise ValueError(
-                f"minibatches * microbatches = {self.minibatches * self.microbatches} pieces need at least as many "
-                f"prompts a step, and prompts_per_step is {self.prompts_per_step}: groups are never split"
+                f"{self.minibatches} minibatches need at least as many prompts a step, and prompts_per_step is "
+                f"{self.prompts_per_step}: groups are never split"
             )
 
     @property

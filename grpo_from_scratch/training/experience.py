@@ -108,7 +108,7 @@ class Experience:
 
     def _sample_round(self, model, tokenizer, examples: list[Example], *, step: int, first_index: int) -> Sampled:
         config = self.config
-        rollout, share = self.sample(
+        rollout, share = self.sample_share(
             model, tokenizer, examples, config.group_size, seed=config.seed, step=step, first_index=first_index
         )
         facts = torch.stack(
@@ -120,7 +120,7 @@ class Experience:
     def heldout_reward(self, model: nn.Module, tokenizer) -> float:
         """Mean reward of one sampled reply to each held-out prompt; the same random numbers at every evaluation."""
         seed = key_seed(self.config.seed, "held-out evaluation")
-        rollout, share = self.sample(model, tokenizer, self.heldout, 1, seed=seed, step=0)
+        rollout, share = self.sample_share(model, tokenizer, self.heldout, 1, seed=seed, step=0)
         return float(share.gather("held-out rewards", self._score(rollout)).nanmean())
 
     def train_prompts(self, first: int, count: int) -> list[Example]:
@@ -133,30 +133,43 @@ class Experience:
             chosen.append(self.train_examples[orders[epoch][index]])
         return chosen
 
-    def sample(
+    def sample_share(
         self, model, tokenizer, examples: list[Example], group_size: int, *, seed: int, step: int, first_index: int = 0
     ) -> tuple[Rollout, Share]:
         """This rank's share of the completions of these examples: whole groups where every rank can have one."""
-        config, share = self.config, contiguous(self.world, len(examples), group_size)
+        share = contiguous(self.world, len(examples), group_size)
         if len(share.rows) == 0:
-            return empty_rollout(config.temperature, model.device), share
+            return empty_rollout(self.config.temperature, model.device), share
         prompts, sizes = share.own_units.unique(return_counts=True)
-        examples = [examples[prompt] for prompt in prompts.tolist()]
-        rollout = sample(
+        own, first = [examples[prompt] for prompt in prompts.tolist()], first_index + int(share.rows[0])
+        return self.sample(model, tokenizer, own, sizes.tolist(), seed=seed, step=step, first_index=first), share
+
+    def sample(
+        self,
+        model,
+        tokenizer,
+        examples: list[Example],
+        group_size: int | list[int],
+        *,
+        seed: int,
+        step: int,
+        first_index: int = 0,
+    ) -> Rollout:
+        config = self.config
+        return sample(
             model,
             tokenizer,
             [encode_prompt(example, tokenizer, config.max_prompt_tokens) for example in examples],
-            group_size=sizes.tolist(),
+            group_size=group_size,
             max_new_tokens=config.max_new_tokens,
             temperature=config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
             seed=seed,
             step=step,
-            first_index=first_index + int(share.rows[0]),
+            first_index=first_index,
             examples=examples,
         )
-        return rollout, share
 
     def rewards(self, rollout: Rollout) -> Tensor:
         """What the policy is trained on: the reward, with DAPO's soft penalty on overlong replies where asked for."""

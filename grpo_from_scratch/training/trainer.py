@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from grpo_from_scratch.distributed.process_group import current
-from grpo_from_scratch.distributed.sharding import gathered, load_whole, whole
+from grpo_from_scratch.distributed.sharding import gathered, load_whole, rows_of, whole
 from grpo_from_scratch.policy.shared_prefix import shared_prefix
 from grpo_from_scratch.training.algorithm import Algorithm
 from grpo_from_scratch.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -79,7 +79,7 @@ class RLTrainer:
         self.config, self.on_step, self.on_evaluation = config, on_step, on_evaluation
         self.folder = Path(config.out)
         self.world = current()
-        self.experience = Experience(config, self.world)
+        self.experience = Experience(config, rows_of(self.world, config.strategy))
         self.model, self.tokenizer = starting_policy(
             config.model, config.data, self.experience.train_examples, config.seed
         )
@@ -139,6 +139,8 @@ class RLTrainer:
             collected = self.experience.collect(
                 self.model, self.tokenizer, step=progress.step, first_prompt=progress.prompts
             )
+        if self.config.strategy == "tensor":  # a reward that is not the same twice would split what ranks do together
+            self.world.agree(f"rewards of step {progress.step + 1}", str(collected.rewards.tolist()))
         batch, judged = self.algorithm.prepare(collected.rollout, collected.rewards, collected.share)
         updated = self.updater.step(batch, progress.step)
         own = torch.tensor(time.process_time() - cpu, dtype=torch.float64)

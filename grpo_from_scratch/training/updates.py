@@ -102,13 +102,26 @@ class Updater:
         return [torch.isin(prompts, lot).nonzero()[:, 0] for lot in order.tensor_split(self.config.minibatches)]
 
     def _pieces(self, batch: Batch, rows: Tensor) -> list[Batch]:
-        """The rows in ``config.microbatches`` pieces, prompt after prompt: as many on every rank, if need be empty."""
+        """The minibatch in pieces of at most ``config.microbatch_tokens`` tokens, or of one group: groups stay whole.
+
+        What counts is what a packed forward pass computes: a prompt once, and its completions. There are as many pieces
+        on every rank, some perhaps empty, since weights in slices are gathered anew for each.
+        """
         whole = batch if len(rows) == len(batch.rollout) else batch.select(rows)
-        if self.config.microbatches == 1:
+        limit, rollout = self.config.microbatch_tokens, whole.rollout
+        if not limit:
             return [whole]
-        index = whole.rollout.prompt_index.cpu()
-        lots = torch.arange(len(whole.rollout.prompt_ids)).tensor_split(self.config.microbatches)
-        return [whole.select(torch.isin(index, lot).nonzero()[:, 0]) for lot in lots]
+        index = rollout.prompt_index.cpu()
+        tokens = rollout.prompt_mask.sum(1).cpu().index_add(0, index, rollout.completion_mask.sum(1).cpu())  # (P,)
+        piece, held, pieces = 0, 0, []
+        for count in tokens.tolist():
+            if held and held + count > limit:
+                piece, held = piece + 1, 0
+            held += count
+            pieces.append(piece)
+        most = int(torch.cat(batch.share.world.gather("pieces", torch.tensor([piece + 1]))).max())
+        of_rows = torch.tensor(pieces, dtype=torch.long)[index]  # (B,)
+        return [whole.select(of_rows == number) for number in range(most)] if most > 1 else [whole]
 
     def _make(self, optimizer, scaler: LossScaler, world: World, step: int) -> tuple[float, bool]:
         """One update from the gradients that all ranks have: its norm, and whether it was made."""

@@ -20,7 +20,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--disable-sync"]
 FLAGS += ["--no-first-run", "--disable-background-networking", "--disable-component-update"]  # no network at all
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no Chromium on this machine (looked for {', '.join(NAMES)})")
 
@@ -52,7 +53,8 @@ def lab(tmp_path_factory):
     }
     environment |= {"JUPYTERLAB_SETTINGS_DIR": str(settings), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces")}
     token, served = secrets.token_hex(16), folder / "served"
-    served.mkdir()
+    (served / "notebooks").mkdir(parents=True)
+    (served / "benchmarks").symlink_to(ROOT / "benchmarks")  # some notebooks read committed results
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
     command += ["--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={served}"]
     command += ["--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
@@ -91,12 +93,12 @@ def browser():
 def move_first_slider(lab, browser, path: Path, screenshot: Path) -> tuple[str, str]:
     """Open the notebook, run all cells, press the arrow on its first slider; the captions before and after."""
     address, token, served = lab
-    shutil.copy(path, served)
+    shutil.copy(path, served / "notebooks")
     page = browser.new_page(viewport={"width": 1200, "height": 1000})
     errors = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    page.goto(f"{address}/doc/tree/{path.name}?token={token}&reset")
+    page.goto(f"{address}/doc/tree/notebooks/{path.name}?token={token}&reset")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
     # the toolbar says idle before there is a kernel, and then "Run All Cells" does nothing
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)

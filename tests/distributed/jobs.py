@@ -71,11 +71,12 @@ def resumed(run: dict, out: Path) -> dict:
     save_policy(trainer.model, trainer.tokenizer, out / "policy", write=current().is_first)
     current().agree("policy is saved", "yes")
     saved, weights = load_policy(out / "policy")[0].state_dict(), whole(trainer.model.state_dict())
-    held = [(p.to_local() if is_sharded(p) else p).numel() / p.numel() for p in trainer.model.parameters()]
+    parameters = trainer.model.named_parameters()
+    held = {name: (p.to_local() if is_sharded(p) else p).numel() / p.numel() for name, p in parameters}
     return {
         "began": began,
         "same": same(tensors(straight), tensors(trainer)),
-        "held": max(held),
+        "held": held,
         "saved": same(saved, weights),
     }
 

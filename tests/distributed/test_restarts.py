@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-RUN = {"preset": "cluster_ema", "steps": 6, "eval_every": 0, "checkpoint_every": 1, "microbatches": 2}
+RUN = {"preset": "cluster_ema", "steps": 6, "eval_every": 0, "checkpoint_every": 1, "microbatch_tokens": 50}
 EXCHANGES = 60  # in six steps
 
 

@@ -1,4 +1,7 @@
-"""Sharded weights: two processes that each hold half of every weight train what one process trains."""
+"""Sharded weights: two processes that each hold half of every weight train what one process trains.
+
+``fsdp`` spreads rows as ``ddp`` does, with all its corners; under ``tensor`` both work on all rows.
+"""
 
 import pytest
 import torch
@@ -6,47 +9,47 @@ from jobs import trained
 from safetensors.torch import load_file
 from torch import nn
 
-from grpo_from_scratch.distributed.sharding import clip_gradients
+from grpo_from_scratch.distributed.process_group import World
+from grpo_from_scratch.distributed.sharding import check_heads, clip_gradients, split_styles
 from grpo_from_scratch.policy.loading import load_policy
 
 RUNS = {
     "ppo": {"preset": "ppo", "changes": {"passes": 2}, "minibatches": 2},
     "ppo_head": {"preset": "ppo", "changes": {"passes": 1}, "critic": "head", "critic_warmup": 1, "steps": 3},
-    "grpo": {"preset": "grpo", "microbatches": 2},
+    "grpo": {"preset": "grpo", "microbatch_tokens": 50},
     "dapo": {"preset": "dapo", "minibatches": 2},
     "cluster_ema": {"preset": "cluster_ema"},
     "a group that spans ranks": {"preset": "grpo", "prompts_per_step": 1, "group_size": 7},
     "an empty rank": {"preset": "grpo", "prompts_per_step": 2, "minibatches": 2, "eval_prompts": 1},
 }
 RESUMED = {"preset": "ppo", "precision": "fp16", "steps": 4, "eval_every": 0}
+NAMES = {"fsdp": [*RUNS], "tensor": [*RUNS][:5]}  # rows are not spread under tensor
 
 
 @pytest.fixture(scope="module")
-def runs(fields):
-    return {name: fields | run | {"strategy": "fsdp"} for name, run in RUNS.items()}
-
-
-@pytest.fixture(scope="module")
-def one(runs, tmp_path_factory):
+def one(fields, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    trained(runs, folder)
-    return {name: load_file(folder / f"{name}.0") for name in runs}
+    trained({name: fields | run for name, run in RUNS.items()}, folder)
+    return {name: load_file(folder / f"{name}.0") for name in RUNS}
 
 
-@pytest.fixture(scope="module")
-def two(runs, fields, job):
-    found, folder = job("everything", {"trained": runs, "resumed": fields | RESUMED | {"strategy": "fsdp"}})
-    return found, folder
+@pytest.fixture(scope="module", params=["fsdp", "tensor"])
+def two(request, fields, job):
+    """(what each rank found, the folder, the strategy)."""
+    strategy = {"strategy": request.param}
+    runs = {name: fields | run | strategy for name, run in RUNS.items() if name in NAMES[request.param]}
+    return *job("everything", {"trained": runs, "resumed": fields | RESUMED | strategy}), request.param
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_sharded_processes_train_what_one_trains(one, two, name):
+def test_sharded_processes_train_what_one_trains(one, two):
     """Weights after the last step and its gradients to 1e-5."""
-    for rank in (0, 1):
-        of_rank = load_file(two[1] / f"{name}.{rank}")
-        assert of_rank.keys() == one[name].keys()
-        for key, tensor in one[name].items():
-            assert torch.allclose(of_rank[key], tensor, rtol=0, atol=1e-5), key
+    _, folder, strategy = two
+    for name in NAMES[strategy]:
+        for rank in (0, 1):
+            of_rank = load_file(folder / f"{name}.{rank}")
+            assert of_rank.keys() == one[name].keys()
+            for key, tensor in one[name].items():
+                assert torch.allclose(of_rank[key], tensor, rtol=0, atol=1e-5), (name, key)
 
 
 def test_sharded_run_resumes_to_the_same_bits(two):
@@ -56,7 +59,10 @@ def test_sharded_run_resumes_to_the_same_bits(two):
 
 
 def test_each_rank_holds_its_part(two):
-    assert all(rank["resumed"]["held"] <= 0.55 for rank in two[0])
+    """Under ``tensor`` embedding and norms are whole on each."""
+    for rank in two[0]:
+        held = rank["resumed"]["held"]
+        assert max(held.values()) <= 0.55 if two[2] == "fsdp" else held["model.layers.0.mlp.up_proj.weight"] == 0.5
 
 
 def test_sharded_policy_is_saved_as_a_plain_one(two):
@@ -75,3 +81,13 @@ def test_clip_gradients_is_torchs_own_on_whole_tensors():
     norm = clip_gradients(ours, 1.0)
     assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs, 1.0)) and norm > 1
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_model_that_cannot_be_split_is_refused():
+    two_ranks = World(size=2)
+    with pytest.raises(ValueError, match="3 key heads do not go evenly on 2 processes"):
+        check_heads(3, two_ranks, "tensor")
+    with pytest.raises(ValueError, match=r"not known here \(moe_tp_experts\): choose 'fsdp'"):
+        split_styles({"a": "colwise", "b": "moe_tp_experts"})
+    with pytest.raises(ValueError, match="says nothing of splitting it"):
+        split_styles({"lm_head": "colwise_gather_output"})

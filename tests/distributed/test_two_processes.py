@@ -16,9 +16,9 @@ CLOCKS = ("seconds", "second")
 RUNS = {
     "ppo": {"preset": "ppo", "changes": {"passes": 2}, "minibatches": 2, "value_clip": 0.2},
     "ppo_head": {"preset": "ppo", "changes": {"passes": 1}, "critic": "head", "critic_warmup": 1, "steps": 3},
-    "grpo": {"preset": "grpo", "changes": {"passes": 2}, "minibatches": 2, "microbatches": 2},
+    "grpo": {"preset": "grpo", "changes": {"passes": 2}, "minibatches": 2, "microbatch_tokens": 50},
     "dapo": {"preset": "dapo", "minibatches": 2},
-    "cluster_ema": {"preset": "cluster_ema", "microbatches": 2},
+    "cluster_ema": {"preset": "cluster_ema", "microbatch_tokens": 50},
     "tfidf": {"preset": "cluster_ema", "encoder": "tfidf", "steps": 3},
     "a group that spans ranks": {"preset": "grpo", "prompts_per_step": 1, "group_size": 7},
     "an empty rank": {"preset": "grpo", "prompts_per_step": 2, "minibatches": 2, "eval_prompts": 1},

@@ -58,7 +58,7 @@ def test_attend_property(sizes, prompt_length, softcap, with_sinks, seed):
 @settings(deadline=None, max_examples=30)
 @given(st.tuples(*[st.integers(1, 3)] * 3), st.randoms())
 def test_grid_property(shape, random):
-    """What is spread lies in its cell, and gathering brings it back."""
+    """What is spread lies in its cell, empty cells hold nothing of their own, and gathering brings it back."""
     P, G, T = shape
     cells = random.sample(range(P * G * T), random.randint(1, P * G * T))
     grid, heads = Grid(shape, torch.tensor(cells)), torch.randn(len(cells), 4, 5)
@@ -67,7 +67,9 @@ def test_grid_property(shape, random):
     for token, cell in enumerate(cells):
         p, g, t = cell // (G * T), cell // T % G, cell % T
         assert torch.equal(spread[p, :, g, t], heads[token])
-    assert spread.count_nonzero() == heads.count_nonzero()
+    empty = [cell for cell in range(P * G * T) if cell not in cells]
+    for p, g, t in ((cell // (G * T), cell // T % G, cell % T) for cell in empty):
+        assert torch.equal(spread[p, :, g, t], heads[0])
     back = grid.gather(spread.unflatten(1, (2, 2)).transpose(2, 3))  # (P, K, G, R, T, X)
     assert torch.equal(back, heads)
 
@@ -117,6 +119,17 @@ def test_scoring_computes_real_tokens_only(llama):
     rollout = random_rollout([7, 3], [[5, 1, 9], [4]])
     score_completions(llama, rollout)
     assert tokens_computed(llama, lambda: score_completions(llama, rollout)) == (7 + 3) + (4 + 0 + 8) + 3
+
+
+def test_scoring_takes_logits_only_where_a_token_is_predicted(llama):
+    """Of 15 tokens that go in, the last ones of both prompts and the five of completions predict something."""
+    rollout = random_rollout([7, 3], [[3, 1], [4]])
+    score_completions(llama, rollout)
+    seen = []
+    hook = llama.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:2].numel()))
+    score_completions(llama, rollout)
+    hook.remove()
+    assert seen == [2 + 2 + 0 + 3]
 
 
 def test_decoder_computes_live_rows_only(llama):

@@ -6,6 +6,8 @@ import torch
 
 from grpo_from_scratch.distributed.process_group import World
 from grpo_from_scratch.objective.presets import PRESETS
+from grpo_from_scratch.policy.loading import load_policy
+from grpo_from_scratch.policy.rollout import given_completions
 from grpo_from_scratch.training.algorithm import Algorithm
 from grpo_from_scratch.training.experience import Experience
 from grpo_from_scratch.training.sft import starting_policy
@@ -40,16 +42,16 @@ def gradients(config) -> dict[str, list[torch.Tensor]]:
     return {name: [p.grad.clone() for p in part.parameters()] for name, part in parts.items()}
 
 
-@pytest.mark.parametrize("microbatches", [2, 3, 4])
+@pytest.mark.parametrize("limit", [1, 40])
 @pytest.mark.parametrize("kind", ["sequence", "token", "constant", "separate", "head"])
-def test_microbatches_change_no_gradient(make_config, kind, microbatches):
-    """LOSS-08: one batch, or 2, 3 (uneven) or 4 pieces of it: the same gradients, of the policy and of the critic."""
+def test_microbatches_change_no_gradient(make_config, kind, limit):
+    """LOSS-08: one batch, or pieces of it, even uneven ones: the same gradients, of the policy and of the critic."""
     preset = replace(PRESETS["grpo"], aggregate=kind) if kind not in ("separate", "head") else PRESETS["ppo"]
     changes = {"preset": replace(preset, passes=1), "max_grad_norm": 1e9}
     if kind in ("separate", "head"):
         changes["critic"] = kind
     whole = gradients(make_config("a", **changes))
-    parts = gradients(make_config("b", **changes, microbatches=microbatches))
+    parts = gradients(make_config("b", **changes, microbatch_tokens=limit))
     assert set(whole) == set(parts) == ({"policy", "critic"} if kind == "separate" else {"policy"})
     for name in whole:
         largest = max(gradient.abs().max() for gradient in whole[name])
@@ -61,8 +63,23 @@ def test_microbatches_change_no_gradient(make_config, kind, microbatches):
 def test_microbatches_change_no_metric(make_config):
     """MP-08: means over pieces of different sizes are weighted by their tokens."""
     _, whole = after_one_step(make_config("a"))
-    _, parts = after_one_step(make_config("b", microbatches=3))
+    _, parts = after_one_step(make_config("b", microbatch_tokens=40))
     assert parts == pytest.approx(whole, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("limit, groups", [(1, [1, 1, 1, 1]), (20, [1, 2, 1]), (21, [2, 2]), (1000, [4]), (0, [4])])
+def test_microbatches_hold_whole_groups_and_no_more_tokens(make_config, limit, groups):
+    """Four groups of 12, 9, 8 and 4 tokens; a group alone may be over the limit."""
+    config = make_config(microbatch_tokens=limit)
+    model, tokenizer = load_policy(config.model)
+    lengths = [(3, [3, 3, 3]), (2, [1, 2, 4]), (5, [1, 1, 1]), (1, [1, 1, 1])]
+    prompts, completions = zip(*(([7] * n, [[8] * m for m in group]) for n, group in lengths), strict=True)
+    rollout = given_completions(tokenizer, list(prompts), list(completions))
+    algorithm = Algorithm(config, model)
+    batch, _ = algorithm.prepare(rollout, torch.arange(12.0))
+    pieces = Updater(config, algorithm)._pieces(batch, torch.arange(12))
+    assert [len(piece.rollout.prompt_ids) for piece in pieces] == groups
+    assert torch.cat([piece.mask.sum(1) for piece in pieces]).tolist() == [m for _, group in lengths for m in group]
 
 
 @pytest.mark.parametrize("prompts, minibatches", [(5, 4), (9, 4), (4, 3)])

@@ -264,24 +264,22 @@ def leaves_missing_out(prompts, completions, facts):
     return [score for score in fact_reward(prompts, completions, facts) if score is not None]
 
 
-def judged(completions, facts, named):
-    return [float(named(text, known)) if known else None for text, known in zip(completions, facts, strict=True)]
+def judging(score):
+    """An answer that is right but for its score of (prompt, completion, facts)."""
+
+    def answer(prompts, completions, facts):
+        return [float(score(*row)) if row[2] else None for row in zip(prompts, completions, facts, strict=True)]
+
+    return answer
 
 
-def parts_of_words(prompts, completions, facts):
-    return judged(completions, facts, lambda text, known: any(fact in text for fact in known))
-
-
-def single_words(prompts, completions, facts):
-    return judged(completions, facts, lambda text, known: any(fact in text.split() for fact in known))
-
-
-def not_at_the_ends(prompts, completions, facts):
-    return judged(completions, facts, lambda text, known: any(f" {fact} " in text for fact in known))
-
-
-def every_fact(prompts, completions, facts):
-    return judged(completions, facts, lambda text, known: all(f" {fact} " in f" {text} " for fact in known))
+parts_of_words = judging(lambda prompt, text, known: any(fact in text for fact in known))
+single_words = judging(lambda prompt, text, known: any(fact in text.split() for fact in known))
+words_apart = judging(lambda prompt, text, known: any({*fact.split()} <= {*text.split()} for fact in known))
+not_at_the_ends = judging(lambda prompt, text, known: any(f" {fact} " in text for fact in known))
+reads_the_prompt = judging(lambda prompt, text, known: any(f" {fact} " in f" {prompt} {text} " for fact in known))
+every_fact = judging(lambda prompt, text, known: all(f" {fact} " in f" {text} " for fact in known))
+share_of_facts = judging(lambda prompt, text, known: sum(f" {fact} " in f" {text} " for fact in known) / len(known))
 
 
 def true_or_false(prompts, completions, facts):
@@ -312,11 +310,11 @@ FACT_REWARD = Exercise(
         ),
         Case(
             {
-                "prompts": ["when is it , in may ?", "what do you listen to ?"],
-                "completions": ["maybe in june .", "i listen to soul music ."],
-                "facts": [("may", "paris"), ("soul",)],
+                "prompts": ["when is it ?", "do you like soul music ?", "do you have pets ?"],
+                "completions": ["maybe in june .", "yes , i do .", "two dogs and three cats ."],
+                "facts": [("may", "paris"), ("soul",), ("two cats",)],
             },
-            "'may' is a part of 'maybe', and the user said it, but the reply did not",
+            "none names its fact: 'maybe' is another word, 'soul' is the user's, and 'two' and 'cats' stand apart",
         ),
     ),
     hints=(
@@ -340,6 +338,9 @@ FACT_REWARD = Exercise(
             not_at_the_ends,
             "a fact at the very beginning or end of the reply has no blank on one side: put blanks around the text too",
         ),
+        Mistake(words_apart, "the words of a fact count wherever they stand; they have to stand together"),
+        Mistake(reads_the_prompt, "what the user said counts as well: look at the completion only"),
+        Mistake(share_of_facts, "this is the share of the facts that are named; one of them is enough for 1.0"),
         Mistake(every_fact, "all facts have to be named here; one is enough"),
         Mistake(true_or_false, "scores are numbers: 1.0 and 0.0, not True and False"),
     ),

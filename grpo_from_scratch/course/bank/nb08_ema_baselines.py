@@ -65,6 +65,14 @@ def starts_at_the_mean_of_all(rewards, alpha):
     return faulty(rewards, alpha, start=rewards.mean(), use_first=True, each_reply=False)
 
 
+def divided_instead(rewards, alpha):
+    def before(count):
+        weights = alpha ** torch.arange(count - 1, -1, -1.0)
+        return weights @ rewards[:count].mean(1) / weights.sum()
+
+    return torch.stack([batch - (before(count) if count else batch.mean()) for count, batch in enumerate(rewards)])
+
+
 def a_memory_for_each_column(rewards, alpha):
     baseline, result = rewards[0], []
     for batch in rewards:
@@ -143,6 +151,7 @@ MEMORY_ADVANTAGES = Exercise(
         Mistake(alpha_on_the_new, "alpha is the weight of the old value, 1 - alpha that of the new"),
         Mistake(starts_at_the_first_reply, "it starts at the first reply's reward; take the first batch's mean"),
         Mistake(starts_at_the_mean_of_all, "the mean of all batches is not known yet when the first one is judged"),
+        Mistake(divided_instead, "the other cure: a start at 0, divided; here start at the first batch's mean"),
         Mistake(a_memory_for_each_column, "there is a memory for each column; all rows share one: batch.mean()"),
         Mistake(without_the_first, "the first batch is missing: it is compared with its own mean"),
         Mistake(the_baselines, "these are the baselines; return what is left of the rewards"),
@@ -255,6 +264,10 @@ def noise_not_squared(alphas, noise, drift, replies):
     return alphas[error.argmin()]
 
 
+def lag_after_the_update(alphas, noise, drift, replies):
+    return best_alpha(alphas, noise, drift * alphas, replies)
+
+
 def noise_alone(alphas, noise, drift, replies):
     return best_alpha(alphas, noise, 0.0, replies)
 
@@ -294,11 +307,11 @@ BEST_ALPHA = Exercise(
             {"alphas": FINE, "noise": 0.3, "drift": 0.002, "replies": 8},
             "sixteen candidates; the least error is .0010",
         ),
-        Case({"alphas": FINE, "noise": 0.3, "drift": 0.005, "replies": 64}, "the same with batches of 64"),
+        Case({"alphas": FINE, "noise": 0.1, "drift": 0.05, "replies": 16}, "fast drift, so the shortest memory"),
+        Case({"alphas": FINE, "noise": 0.3, "drift": 0.005, "replies": 64}, "less drift than that, and batches of 64"),
         Case({"alphas": FINE, "noise": 0.3, "drift": 0.0, "replies": 8}, "no drift: the longest memory"),
         Case({"alphas": FINE, "noise": 0.0, "drift": 0.005, "replies": 8}, "no noise: the shortest memory"),
         Case({"alphas": FINE, "noise": 1.0, "drift": 0.002, "replies": 1}, "very noisy, hardly any drift"),
-        Case({"alphas": FINE, "noise": 0.1, "drift": 0.05, "replies": 16}, "fast drift"),
     ),
     hints=(
         "Compute the mean squared error of every candidate at once: lag squared plus variance, both from the formula.",
@@ -316,6 +329,10 @@ BEST_ALPHA = Exercise(
         ),
         Mistake(noise_not_squared, "noise is a standard deviation; a variance is its square"),
         Mistake(weights_not_squared, "the variance of the memory is (1 - alphas) / (1 + alphas) that of a batch mean"),
+        Mistake(
+            lag_after_the_update,
+            "this is the lag of a memory already updated; before the update it is drift / (1 - alphas)",
+        ),
         Mistake(noise_alone, "the lag is missing, so the longest memory always wins"),
         Mistake(lag_alone, "the variance is missing, so the shortest memory always wins"),
         Mistake(its_place, "this is the index of the best candidate; return the alpha that stands there"),

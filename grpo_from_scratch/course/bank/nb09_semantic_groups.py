@@ -57,6 +57,19 @@ def does_not_move(points, centres):
     return kmeans_round(points, centres)[0], centres
 
 
+def mean_of_coordinates(points, centres):
+    labels, moved = kmeans_round(points, centres)
+    for c in labels.unique():
+        moved[c] = points[labels == c].mean()
+    return labels, moved
+
+
+def along_the_axes(points, centres):
+    labels = torch.cdist(points, centres, p=1).argmin(1)
+    present = {c: points[labels == c].mean(0) for c in labels.unique().tolist()}
+    return labels, torch.stack([present.get(c, centres[c]) for c in range(len(centres))])
+
+
 def moves_in_place(points, centres):
     labels, moved = kmeans_round(points, centres)
     centres.copy_(moved)
@@ -79,6 +92,10 @@ KMEANS_ROUND = Exercise(
         Case(
             {"points": double([[0, 0], [1, 0], [5, 5]]), "centres": double([[0, 0], [9, -9], [5, 4]])},
             "nothing is nearest to the second centre: it stays where it is",
+        ),
+        Case(
+            {"points": double([[0, 0], [3, 4], [6, 0]]), "centres": double([[3, 3], [5, 0]])},
+            "the origin is 4.24 from the first centre and 5 from the second",
         ),
     ),
     hints=(
@@ -105,6 +122,13 @@ KMEANS_ROUND = Exercise(
             "the labels are those by the centres after the move; return those that moved them, by the centres as given",
         ),
         Mistake(does_not_move, "the centres did not move: each one goes to the mean of its points"),
+        Mistake(
+            mean_of_coordinates, "the mean runs over the coordinates as well: it has one of its own for each, mean(0)"
+        ),
+        Mistake(
+            along_the_axes,
+            "distances are summed coordinate by coordinate; KMeans wants the straight line, torch.cdist as it is",
+        ),
         Mistake(moves_in_place, "the centres that came in were changed: work on centres.clone()"),
     ),
 )
@@ -145,41 +169,29 @@ def greedy(centres, remembered, ids):
     return ids[torch.tensor(chosen)]
 
 
+def refit(centres, remembered, ids):
+    return {"centres": double(centres), "remembered": double(remembered), "ids": torch.tensor(ids)}
+
+
 STABLE_IDS = Exercise(
     stable_ids,
     difficulty="medium",
     minutes=15,
     cases=(
         Case(
-            {
-                "centres": double([[5.1, 5], [0.2, 0], [0, 4.9]]),
-                "remembered": double([[0, 0], [5, 5], [0, 5]]),
-                "ids": torch.tensor([0, 1, 2]),
-            },
+            refit([[5.1, 5], [0.2, 0], [0, 4.9]], [[0, 0], [5, 5], [0, 5]], [0, 1, 2]),
             "the same three groups in another order",
         ),
         Case(
-            {
-                "centres": double([[9, 0], [0, 0], [0, 9]]),
-                "remembered": double([[0, 0], [0, 9], [9, 0]]),
-                "ids": torch.tensor([7, 2, 4]),
-            },
+            refit([[9, 0], [0, 0], [0, 9]], [[0, 0], [0, 9], [9, 0]], [7, 2, 4]),
             "ids are names, not positions; and three groups in a circle, so that there and back are not the same",
         ),
         Case(
-            {
-                "centres": double([[1.0], [2.0], [20.0]]),
-                "remembered": double([[0.0], [10.0], [21.0]]),
-                "ids": torch.tensor([0, 1, 2]),
-            },
+            refit([[1.0], [2.0], [20.0]], [[0.0], [10.0], [21.0]], [0, 1, 2]),
             "two new centres are nearest to the same old one, and one of them has to take another",
         ),
         Case(
-            {
-                "centres": double([[4.0], [0.0]]),
-                "remembered": double([[3.0], [9.0]]),
-                "ids": torch.tensor([0, 1]),
-            },
+            refit([[4.0], [0.0]], [[3.0], [9.0]], [0, 1]),
             "who chooses first makes the other pay: 1 + 9 in all, where 5 + 3 is possible",
         ),
     ),
@@ -247,8 +259,9 @@ def over_the_biased(probabilities, rewards, clusters):
     return (found - true).norm() / found.norm()
 
 
-def squared(probabilities, rewards, clusters):
-    return cluster_bias(probabilities, rewards, clusters).square()
+def not_relative(probabilities, rewards, clusters):
+    true = by_logits(probabilities, rewards)
+    return cluster_bias(probabilities, rewards, clusters) * true.norm()
 
 
 def difference_of_lengths(probabilities, rewards, clusters):
@@ -274,41 +287,29 @@ def without_probabilities(probabilities, rewards, clusters):
     return off.norm() / (rewards - (probabilities * rewards).sum()).norm()
 
 
+def bandit(probabilities, rewards, clusters):
+    return {"probabilities": double(probabilities), "rewards": double(rewards), "clusters": torch.tensor(clusters)}
+
+
 CLUSTER_BIAS = Exercise(
     cluster_bias,
     difficulty="medium",
     minutes=20,
     cases=(
         Case(
-            {
-                "probabilities": double([0.4, 0.1, 0.3, 0.2]),
-                "rewards": double([0.3, 0.9, 0.1, 0.5]),
-                "clusters": torch.tensor([0, 1, 0, 1]),
-            },
+            bandit([0.4, 0.1, 0.3, 0.2], [0.3, 0.9, 0.1, 0.5], [0, 1, 0, 1]),
             "two clusters of two: 0.34 / 0.4 and 0.19 / 0.3 are what the baselines settle at",
         ),
         Case(
-            {
-                "probabilities": double([0.5, 0.3, 0.2]),
-                "rewards": double([1.0, 0.2, 0.4]),
-                "clusters": torch.tensor([4, 4, 4]),
-            },
+            bandit([0.5, 0.3, 0.2], [1.0, 0.2, 0.4], [4, 4, 4]),
             "one cluster, whatever its id: unbiased, 0",
         ),
         Case(
-            {
-                "probabilities": double([0.25, 0.35, 0.1, 0.3]),
-                "rewards": double([0.0, 1.0, 0.5, 0.2]),
-                "clusters": torch.tensor([2, 0, 1, 3]),
-            },
+            bandit([0.25, 0.35, 0.1, 0.3], [0.0, 1.0, 0.5, 0.2], [2, 0, 1, 3]),
             "each reply alone in its cluster: nothing is left of the gradient, 1",
         ),
         Case(
-            {
-                "probabilities": double([0.1, 0.2, 0.3, 0.15, 0.25]),
-                "rewards": double([0.8, 0.1, 0.6, 0.3, 0.4]),
-                "clusters": torch.tensor([1, 1, 0, 0, 1]),
-            },
+            bandit([0.1, 0.2, 0.3, 0.15, 0.25], [0.8, 0.1, 0.6, 0.3, 0.4], [1, 1, 0, 0, 1]),
             "clusters of two and three, sorted by nothing",
         ),
     ),
@@ -333,7 +334,7 @@ CLUSTER_BIAS = Exercise(
             "probability",
         ),
         Mistake(over_the_biased, "divided by the length of the biased gradient; relative to the true one is asked"),
-        Mistake(squared, "this is the square: lengths, not squared lengths"),
+        Mistake(not_relative, "this is the length of the difference; divide it by the length of the true gradient"),
         Mistake(
             difference_of_lengths,
             "this compares the lengths of the two gradients; their directions differ too, so take the length of the "

@@ -66,8 +66,18 @@ def lambda_on_the_value(rewards, values, next_value, end, lam):
     return torch.stack(advantages)
 
 
-def without_the_value(rewards, values, next_value, end, lam):
-    return gae_of_reply(rewards, torch.zeros_like(values), next_value, end, lam)
+def nothing_moves_on(rewards, values, next_value, end, lam):
+    following = next_value if end == "goes on" else 0.0
+    running, advantages = 0.0, torch.zeros_like(values)
+    for t in reversed(range(len(values))):
+        running = rewards[t] + following - values[t] + lam * running
+        advantages[t] = running
+    return advantages
+
+
+def reply(rewards, values, next_value, end, lam):
+    tensors = {"rewards": torch.tensor(rewards), "values": torch.tensor(values)}
+    return tensors | {"next_value": next_value, "end": end, "lam": lam}
 
 
 GAE_OF_REPLY = Exercise(
@@ -76,43 +86,19 @@ GAE_OF_REPLY = Exercise(
     minutes=20,
     cases=(
         Case(
-            {
-                "rewards": torch.tensor([0.0, 0.0, 0.9]),
-                "values": torch.tensor([0.4, 0.6, 0.5]),
-                "next_value": 0.3,
-                "end": "eos",
-                "lam": 0.5,
-            },
+            reply([0.0, 0.0, 0.9], [0.4, 0.6, 0.5], 0.3, "eos", 0.5),
             "a reply that ended itself; the critic's errors are +.2, −.1 and +.4",
         ),
         Case(
-            {
-                "rewards": torch.tensor([0.0, -0.1, 0.0, 0.5]),
-                "values": torch.tensor([0.5, 0.5, 0.4, 0.4]),
-                "next_value": 0.7,
-                "end": "length",
-                "lam": 0.9,
-            },
+            reply([0.0, -0.1, 0.0, 0.5], [0.5, 0.5, 0.4, 0.4], 0.7, "length", 0.9),
             "cut at the limit, and its score of .5 is paid on the last token: nothing follows",
         ),
         Case(
-            {
-                "rewards": torch.tensor([0.0, 0.0, -0.2]),
-                "values": torch.tensor([0.2, 0.3, 0.5]),
-                "next_value": 0.8,
-                "end": "goes on",
-                "lam": 0.95,
-            },
+            reply([0.0, 0.0, -0.2], [0.2, 0.3, 0.5], 0.8, "goes on", 0.95),
             "no score yet: the next batch goes on with this reply, and the critic says what it is worth then",
         ),
         Case(
-            {
-                "rewards": torch.tensor([1.0]),
-                "values": torch.tensor([0.25]),
-                "next_value": 0.5,
-                "end": "eos",
-                "lam": 1.0,
-            },
+            reply([1.0], [0.25], 0.5, "eos", 1.0),
             "a single token",
         ),
     ),
@@ -144,7 +130,10 @@ GAE_OF_REPLY = Exercise(
             lambda_on_the_value,
             "lam multiplies the next value too; it belongs only to the next advantage (the discount here is 1)",
         ),
-        Mistake(without_the_value, "the critic's values are not used at all"),
+        Mistake(
+            nothing_moves_on,
+            "what follows stays the same for all tokens: after each step back, following becomes values[t]",
+        ),
     ),
 )
 
@@ -167,31 +156,30 @@ def judged(ev):
 def every_token(values, scores):
     scored = ~scores.isnan()
     spread = scores[scored, None].expand(-1, values.shape[1]).double().flatten()
-    if len(spread) < 2 or spread.min() == spread.max():
-        return math.nan, "cannot tell"
     return judged(float(1 - (spread - values[scored].double().flatten()).var() / spread.var()))
 
 
+def last_token(values, scores):
+    return judge_critic(values.flip(1), scores)
+
+
+def nan_left_in(values, scores):
+    return judge_critic(values, scores) if not scores.isnan().any() else (math.nan, "did not learn")
+
+
 def squared_correlation(values, scores):
-    ev, word = judge_critic(values, scores)
-    if math.isnan(ev):
-        return ev, word
     scored = ~scores.isnan()
     return judged(float(torch.corrcoef(torch.stack([values[scored, 0], scores[scored]]).double())[0, 1] ** 2))
 
 
 def mean_squared_error(values, scores):
-    ev, word = judge_critic(values, scores)
-    if math.isnan(ev):
-        return ev, word
     scored = ~scores.isnan()
     error = (scores[scored] - values[scored, 0]).double().square().mean()
-    return judged(float(1 - error / scores[scored].double().var()))
+    return judged(float(1 - error / scores[scored].double().var(correction=0)))
 
 
 def what_is_left(values, scores):
-    ev, word = judge_critic(values, scores)
-    return (ev, word) if math.isnan(ev) else judged(1 - ev)
+    return judged(1 - judge_critic(values, scores)[0])
 
 
 def missing_as_zero(values, scores):
@@ -203,41 +191,33 @@ def better_than_nothing(values, scores):
     return (ev, word) if math.isnan(ev) else (ev, "learned" if ev > 0 else "did not learn")
 
 
+def batch(values, scores):
+    return {"values": torch.tensor(values), "scores": torch.tensor(scores)}
+
+
 JUDGE_CRITIC = Exercise(
     judge_critic,
     difficulty="medium",
     minutes=15,
     cases=(
         Case(
-            {
-                "values": torch.tensor([[0.8, 0.9, 1.0], [0.3, 0.1, 0.0], [0.5, 0.9, 1.0], [0.4, 0.2, 0.1]]),
-                "scores": torch.tensor([1.0, 0.0, 1.0, 0.0]),
-            },
+            batch([[0.8, 0.9, 1.0], [0.3, 0.1, 0.0], [0.5, 0.9, 1.0], [0.4, 0.2, 0.1]], [1.0, 0.0, 1.0, 0.0]),
             "the later tokens' values have seen the reply, and a baseline may not: look at the value before it",
         ),
         Case(
-            {
-                "values": torch.tensor([[3.0, 0.9], [0.2, 0.1], [2.4, 0.5]]),
-                "scores": torch.tensor([1.0, 0.0, 0.8]),
-            },
+            batch([[3.0, 0.9], [0.2, 0.1], [2.4, 0.5]], [1.0, 0.0, 0.8]),
             "a critic in the right order and on the wrong scale: subtracting it makes things worse",
         ),
         Case(
-            {
-                "values": torch.tensor([[0.1, 0.7], [0.0, 0.4], [0.0, 0.1], [0.05, 0.3]]),
-                "scores": torch.tensor([1.0, 0.0, math.nan, 0.2]),
-            },
+            batch([[0.1, 0.7], [0.0, 0.4], [0.0, 0.1], [0.05, 0.3]], [1.0, 0.0, math.nan, 0.2]),
             "one score is missing, and what the critic knows is little",
         ),
         Case(
-            {"values": torch.tensor([[0.5], [0.1], [0.3]]), "scores": torch.tensor([1.0, 1.0, 1.0])},
+            batch([[0.5], [0.1], [0.3]], [1.0, 1.0, 1.0]),
             "all scores are equal: there is nothing to explain",
         ),
         Case(
-            {
-                "values": torch.tensor([[5.1, 1.0], [5.9, 0.0], [5.0, 0.0]]),
-                "scores": torch.tensor([0.1, 0.9, 0.0]),
-            },
+            batch([[5.1, 1.0], [5.9, 0.0], [5.0, 0.0]], [0.1, 0.9, 0.0]),
             "every value is 5 too high: one constant for all, which changes no comparison",
         ),
     ),
@@ -253,12 +233,15 @@ JUDGE_CRITIC = Exercise(
             every_token,
             "all tokens' values are compared with the score: the later ones have seen the reply. Take the first column",
         ),
+        Mistake(last_token, "this is the value before the last token, which has read the reply: take the first column"),
+        Mistake(nan_left_in, "a missing score makes everything NaN: leave its row out before you compute"),
         Mistake(
             squared_correlation,
             "this is the squared correlation, which forgives a wrong scale; subtracting the value does not",
         ),
         Mistake(
-            mean_squared_error, "a mean square counts a constant offset as ignorance; the errors' variance does not"
+            mean_squared_error,
+            "a mean square (as in R²) counts a constant offset as ignorance; the errors' variance does not",
         ),
         Mistake(what_is_left, "this is the share that is left; what is explained is 1 minus it"),
         Mistake(missing_as_zero, "a missing score is counted as 0; leave the row out"),
@@ -275,6 +258,19 @@ def verdict_of(low, high, claimed):
     if high >= claimed:
         return "too few runs to tell"
     return "the opposite" if high < 1 else "no clear gain"
+
+
+def instead_of(verdicts, told):
+    def answer(low, high, claimed):
+        verdict = verdict_of(low, high, claimed)
+        return told if verdict in verdicts else verdict
+
+    return answer
+
+
+never_too_few = instead_of(["too few runs to tell"], "no clear gain")
+any_gain_is_enough = instead_of(["a smaller gain"], "reproduced")
+doubt_is_denial = instead_of(["no clear gain", "too few runs to tell"], "the opposite")
 
 
 def claim_inside(low, high, claimed):
@@ -298,13 +294,16 @@ def wholly_above_the_claim(low, high, claimed):
     return verdict_of(low, high, claimed)
 
 
-def any_gain_is_enough(low, high, claimed):
-    return "reproduced" if low > 1 else verdict_of(low, high, claimed)
+def only_if_it_holds_the_claim(low, high, claimed):
+    if low > 1:
+        return "reproduced" if low <= claimed <= high else "a smaller gain"
+    return verdict_of(low, high, claimed)
 
 
-def doubt_is_denial(low, high, claimed):
-    verdict = verdict_of(low, high, claimed)
-    return "the opposite" if verdict in ("no clear gain", "too few runs to tell") else verdict
+def no_change_is_zero(low, high, claimed):
+    if low > 0:
+        return "reproduced" if high >= claimed else "a smaller gain"
+    return "the opposite" if high < 0 else "no clear gain"
 
 
 VERDICT_OF = Exercise(
@@ -326,6 +325,14 @@ VERDICT_OF = Exercise(
         "What is left has low <= 1 and high < claimed: 'the opposite' if high < 1, else 'no clear gain'.",
     ),
     mistakes=(
+        Mistake(no_change_is_zero, "compared with 0; the ends are those of a ratio, so no change is 1"),
+        Mistake(
+            only_if_it_holds_the_claim,
+            "an interval wholly above the claim reproduces it all the more: high >= claimed is enough",
+        ),
+        Mistake(
+            never_too_few, "an interval that holds 1 and reaches the claim cannot decide between them: too few runs"
+        ),
         Mistake(
             claim_inside,
             "an interval that holds the claim may hold 'no change' as well, and then the runs cannot tell",
