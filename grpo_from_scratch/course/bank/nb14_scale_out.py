@@ -19,10 +19,6 @@ def mean_of_means(per_rank):
     return torch.stack([own.mean() for own in per_rank]).mean()
 
 
-def mean_of_means_that_are_there(per_rank):
-    return torch.stack([own.nanmean() for own in per_rank]).nanmean()
-
-
 def sum_over_ranks(per_rank):
     return sum(own.nansum() for own in per_rank) / len(per_rank)
 
@@ -66,10 +62,6 @@ GLOBAL_MEAN = Exercise(
     ),
     mistakes=(
         Mistake(mean_of_means, "this is the mean of the ranks' means, so a rank's only reward counts as much as three"),
-        Mistake(
-            mean_of_means_that_are_there,
-            "missing rewards are left out, but it is still the mean of the ranks' means: add up sums and counts",
-        ),
         Mistake(sum_over_ranks, "the sum is divided by the number of ranks; divide by the number of rewards"),
         Mistake(missing_spreads, "a missing reward is NaN, and turns the whole mean into NaN; leave it out"),
         Mistake(missing_is_zero, "a missing reward counts as 0; it should count neither in the sum nor in the count"),
