@@ -314,9 +314,9 @@ VERDICT_OF = Exercise(
         Case({"low": 1.2, "high": 2.8, "claimed": 1.8}, "surely better than PPO, and 1.8 is possible"),
         Case({"low": 1.9, "high": 2.4, "claimed": 1.8}, "even better than was claimed"),
         Case({"low": 1.1, "high": 1.3, "claimed": 1.8}, "surely better, and surely less than claimed"),
+        Case({"low": 0.7, "high": 0.9, "claimed": 1.8}, "surely worse than PPO"),
         Case({"low": 0.6, "high": 2.5, "claimed": 1.8}, "so wide that it holds the claim, and a loss"),
         Case({"low": 0.9, "high": 1.2, "claimed": 1.8}, "around no change; the claim is out of reach"),
-        Case({"low": 0.7, "high": 0.9, "claimed": 1.8}, "surely worse than PPO"),
     ),
     hints=(
         "Two questions: does the whole interval lie on one side of 1, which is no change? Does it reach the claim?",
