@@ -113,7 +113,9 @@ def move_first_slider(lab, browser, path: Path, screenshot: Path) -> tuple[str, 
     handle.focus()
     page.keyboard.press("ArrowRight")
     script = "([image, before]) => image.src !== before && image.complete && image.naturalWidth > 0"
-    page.wait_for_function(script, arg=[picture.element_handle(), before[0]], timeout=60_000)
+    page.wait_for_function(
+        script, arg=[picture.element_handle(), before[0]], timeout=600_000
+    )  # the kernel first runs the cells below
     page.screenshot(path=screenshot)
     after = caption.text_content()
     page.close()
