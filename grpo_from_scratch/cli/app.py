@@ -10,6 +10,9 @@ from typing import Annotated, Any
 import typer
 from transformers.utils.logging import disable_progress_bar
 
+from grpo_from_scratch.dialogue.corpus import DIFFICULTIES
+from grpo_from_scratch.dialogue.readers import load_examples
+
 app = typer.Typer(
     help="Group Relative Policy Optimization from scratch: measure it against PPO, train with it, judge the result.",
     no_args_is_help=True,
@@ -60,3 +63,11 @@ def parse_value(text: str, example: Any, name: str) -> Any:
         kind = "two numbers, [0.9, 0.95]" if name == "betas" else f"a value like {json.dumps(example)}"
         raise ValueError(f"{name} takes {kind}, not {text!r}")
     return value
+
+
+def parse_difficulties(text: str) -> tuple[str, ...]:
+    """Names separated by commas, or ``all``."""
+    names = DIFFICULTIES if text == "all" else tuple(name.strip() for name in text.split(","))
+    for name in names:
+        load_examples(f"embedded:{name}", "report", count=1)  # refuses an unknown one before anything runs
+    return names

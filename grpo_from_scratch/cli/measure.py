@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 from rich import print as rich_print
 
-from grpo_from_scratch.cli.app import CORES, Data, SkipBad, Workers, app, parse_value, plain_errors
-from grpo_from_scratch.dialogue.corpus import DIFFICULTIES
-from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.cli.app import CORES, Data, SkipBad, Workers, app, parse_difficulties, parse_value, plain_errors
 from grpo_from_scratch.evaluation.experiment import QUICK_ROWS, ROWS, Experiment, run_experiment
 from grpo_from_scratch.evaluation.intervals import Interval
 from grpo_from_scratch.evaluation.report import provenance, terminal_tables
@@ -53,7 +51,7 @@ def table(
             )
         experiment = Experiment(
             data=data,
-            difficulties=_difficulties(difficulty or ("mixed" if quick else "mixed,even")),
+            difficulties=parse_difficulties(difficulty or ("mixed" if quick else "mixed,even")),
             rows=tuple(algorithms.split(",")) if algorithms else (QUICK_ROWS if quick else tuple(ROWS)),
             seeds=seeds or (2 if quick else 10),
             sft_seeds=1 if quick or seeds == 1 else 2,
@@ -85,7 +83,7 @@ def sweep(
     """
     with plain_errors(kept="the runs that are done are kept, and the same command goes on from there"):
         experiment = Experiment(
-            difficulties=_difficulties(difficulty),
+            difficulties=parse_difficulties(difficulty),
             rows=tuple(algorithms.split(",")) if algorithms else tuple(ROWS),
             data=data,
             seeds=seeds,
@@ -98,13 +96,6 @@ def sweep(
         for row, result in rows.items():
             typer.echo(f"{name:8} {row:12} {json.dumps(result['settings'])}")
     typer.echo(f"Written: {out / 'sweep.json'}")
-
-
-def _difficulties(text: str) -> tuple[str, ...]:
-    names = DIFFICULTIES if text == "all" else tuple(name.strip() for name in text.split(","))
-    for name in names:
-        load_examples(f"embedded:{name}", "report", count=1)  # refuses an unknown one before anything runs
-    return names
 
 
 @app.command()
@@ -133,7 +124,7 @@ def vary(
     with plain_errors(kept="the runs that are done are kept, and the same command goes on from there"):
         experiment = Experiment(
             data=data,
-            difficulties=_difficulties(difficulty),
+            difficulties=parse_difficulties(difficulty),
             rows=(algorithm,),
             seeds=seeds,
             steps=steps,

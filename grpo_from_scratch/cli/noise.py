@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from grpo_from_scratch.cli.app import CORES, Workers, app, plain_errors
-from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.cli.app import CORES, Workers, app, parse_difficulties, plain_errors
 from grpo_from_scratch.evaluation.intervals import Interval
 from grpo_from_scratch.evaluation.noise import DIAL, NoiseSettings, run_noise
 from grpo_from_scratch.evaluation.noise_cell import NoiseStudy
@@ -19,9 +18,7 @@ def noise(
     quick: Annotated[
         bool, typer.Option("--quick", help="A minute: 2 difficulties, few prompts, indicative only.")
     ] = False,
-    difficulty: Annotated[
-        str, typer.Option(help=f"Any of table's, separated by commas. Default: {','.join(DIAL)}.")
-    ] = "",
+    difficulty: Annotated[str, typer.Option(help=f"As for table. Default: {','.join(DIAL)}.")] = "",
     updates: Annotated[int, typer.Option(help="GRPO updates before the second look. Default: 15.", min=0)] = 0,
     prompts: Annotated[int, typer.Option(help="Prompts whose replies' gradients are taken. Default: 160.", min=0)] = 0,
     batches: Annotated[int, typer.Option(help="Measured batches for each group size. Default: 56.", min=0)] = 0,
@@ -42,10 +39,8 @@ def noise(
     with plain_errors(kept="the cells that are done are kept, and the same command goes on from there"):
         asked = {"updates": updates, "prompts": prompts, "batches": batches}
         if difficulty:
-            asked["difficulties"] = tuple(name.strip() for name in difficulty.split(","))
+            asked["difficulties"] = parse_difficulties(difficulty)
         settings = NoiseSettings(seed=seed, **(QUICK if quick else {}) | {k: v for k, v in asked.items() if v})
-        for name in settings.difficulties:
-            load_examples(f"embedded:{name}", "train", count=1)  # refuses an unknown one before anything runs
         out = out or Path("runs/noise-quick" if quick else "runs/noise")
         study = run_noise(settings, out, workers=workers)
     for line in noise_lines(study):

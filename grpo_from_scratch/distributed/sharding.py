@@ -85,12 +85,16 @@ def split_styles(plan: dict[str, str]) -> dict[str, str]:
     return splits
 
 
-def check_heads(heads: int, world: World, strategy: str) -> None:
+def check_heads(config: Any, world: World, strategy: str) -> None:
     """Refuse to split attention heads unevenly.
+
+    Args:
+        config: transformers' of the model; one without attention has no heads to look at, and no plan either.
 
     Raises:
         ValueError: the number of key heads is no multiple of the number of ranks.
     """
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 0)
     if strategy == "tensor" and heads % world.size:
         raise ValueError(
             f"strategy 'tensor' spreads attention heads over ranks, and {heads} key heads do not go evenly on "

@@ -18,6 +18,7 @@ from grpo_from_scratch.evaluation.experiment import (
     Job,
     command_line,
     initial_policies,
+    jobs_of,
     placed,
     run_job,
     source_hash,
@@ -54,20 +55,20 @@ def run_variation(experiment: Experiment, changes: Mapping[str, Sequence[Any]], 
     """
     (row,) = experiment.rows
     combinations = [dict(zip(changes, values, strict=True)) for values in itertools.product(*changes.values())]
-    cells = [(difficulty, settings) for difficulty in experiment.specs for settings in combinations]
-    for difficulty, settings in cells:
+    for difficulty, settings in itertools.product(experiment.specs, combinations):
         varied(train_config(experiment, row, swept_settings(difficulty, row)), settings)
     wall = time.perf_counter()
     policies = initial_policies(experiment, workers)
-    jobs = [
-        job_of(experiment, difficulty, settings, seed, policies, out)
-        for seed in range(experiment.seeds)  # cells take turns: what else the machine does falls on all alike
-        for difficulty, settings in cells
-    ]
+    # Combinations take turns, so that what else the machine does falls on all alike.
+    jobs = [placed_anew(job, settings, out) for job in jobs_of(experiment, policies, out) for settings in combinations]
     results = run_jobs(run_job, jobs, workers=workers, steps=lambda job: job.config.steps, description=f"varying {row}")
-    difficulties: dict[str, list[dict]] = {name: [] for name in experiment.specs}
-    for number, (difficulty, settings) in enumerate(cells):
-        difficulties[difficulty].append({"settings": settings} | summary(results[number :: len(cells)]))
+    difficulties = {}
+    for name in experiment.specs:
+        of_name = [result for job, result in zip(jobs, results, strict=True) if job.difficulty == name]
+        difficulties[name] = [
+            {"settings": settings} | summary(of_name[number :: len(combinations)])
+            for number, settings in enumerate(combinations)
+        ]
     found = {
         "row": row,
         "changes": {name: list(values) for name, values in changes.items()},
@@ -85,21 +86,11 @@ def run_variation(experiment: Experiment, changes: Mapping[str, Sequence[Any]], 
     return found
 
 
-def job_of(
-    experiment: Experiment, difficulty: str, settings: dict, seed: int, policies: dict[int, str], out: Path
-) -> Job:
-    (row,) = experiment.rows
-    sft_seed = seed % experiment.sft_seeds
-    config = train_config(
-        experiment,
-        row,
-        swept_settings(difficulty, row),
-        data=experiment.specs[difficulty],
-        model=policies[sft_seed],
-        seed=seed,
-        eval_split="report",
-    )
-    return Job(difficulty, row, sft_seed, placed(varied(config, settings), out, f"{difficulty}-{row}-seed{seed}"))
+def placed_anew(job: Job, settings: Mapping[str, Any], out: Path) -> Job:
+    """The table's job with these settings, in a folder of its own."""
+    config = varied(job.config, settings)
+    name = f"{job.difficulty}-{job.row}-seed{config.seed}"
+    return dataclasses.replace(job, config=placed(config, out, name))
 
 
 def varied(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:

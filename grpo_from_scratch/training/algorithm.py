@@ -96,8 +96,8 @@ class Algorithm:
     def _shard(self) -> None:
         """Lay policy, reference and critic onto the ranks. A value head alone is small, and stays whole on each."""
         strategy, world, lm = self.config.strategy, current(), self.model
-        config, plan, blocks = lm.config.get_text_config(), getattr(lm, "tp_plan", None) or {}, lm._no_split_modules
-        check_heads(getattr(config, "num_key_value_heads", None) or config.num_attention_heads, world, strategy)
+        plan, blocks = getattr(lm, "tp_plan", None) or {}, lm._no_split_modules
+        check_heads(lm.config.get_text_config(), world, strategy)
         for policy in (self.model, self.reference):
             if policy is not None:
                 shard(policy, strategy, world, blocks=blocks, plan=plan)

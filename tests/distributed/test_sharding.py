@@ -8,6 +8,7 @@ import torch
 from jobs import trained
 from safetensors.torch import load_file
 from torch import nn
+from transformers import LlamaConfig
 
 from grpo_from_scratch.distributed.process_group import World
 from grpo_from_scratch.distributed.sharding import check_heads, clip_gradients, split_styles
@@ -86,7 +87,7 @@ def test_clip_gradients_is_torchs_own_on_whole_tensors():
 def test_a_model_that_cannot_be_split_is_refused():
     two_ranks = World(size=2)
     with pytest.raises(ValueError, match="3 key heads do not go evenly on 2 processes"):
-        check_heads(3, two_ranks, "tensor")
+        check_heads(LlamaConfig(hidden_size=36, num_attention_heads=6, num_key_value_heads=3), two_ranks, "tensor")
     with pytest.raises(ValueError, match=r"not known here \(moe_tp_experts\): choose 'fsdp'"):
         split_styles({"a": "colwise", "b": "moe_tp_experts"})
     with pytest.raises(ValueError, match="says nothing of splitting it"):

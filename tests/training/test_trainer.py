@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MambaConfig, MambaForCausalLM
 
 from grpo_from_scratch import rewards
 from grpo_from_scratch.objective.presets import PRESETS
+from grpo_from_scratch.policy.loading import load_policy, save_policy
 from grpo_from_scratch.training.checkpoint import latest_checkpoint
 from grpo_from_scratch.training.config import TrainConfig
+from grpo_from_scratch.training.provenance import weights_hash
 from grpo_from_scratch.training.trainer import RLTrainer
 
 CLOCKS = ("cpu_seconds", "wall_seconds", "per_second", "per_cpu_second")
@@ -230,3 +233,16 @@ def test_shared_prefix_changes_no_number_but_by_rounding(make_config):
     )
     for one, other in zip(without_clocks(shared), without_clocks(again), strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+def test_a_model_without_attention_trains(make_config, policy_folder, tmp_path, preset):
+    """Mamba has no attention heads to spread and takes the padded path."""
+    _, tokenizer = load_policy(policy_folder)
+    special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, state_size=4, num_hidden_layers=1, **special)
+    save_policy(MambaForCausalLM(config), tokenizer, tmp_path / "mamba")
+    trainer = RLTrainer(make_config(model=str(tmp_path / "mamba"), preset=preset, steps=2))
+    before = weights_hash(trainer.model)
+    trainer.train()
+    assert weights_hash(trainer.model) != before
