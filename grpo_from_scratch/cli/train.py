@@ -21,7 +21,6 @@ from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.sft import SFTConfig, fine_tuned_policy
 from grpo_from_scratch.training.trainer import RLTrainer
 
-TASKS = ("sort_digits",)
 TINY_RATE, LARGE_RATE = 1e-3, 3e-5
 
 
@@ -35,7 +34,9 @@ def train(
         ),
     ] = "",
     data: Data = "embedded",
-    task: Annotated[str, typer.Option(help=f"A verifiable task instead of data and reward: {', '.join(TASKS)}.")] = "",
+    task: Annotated[
+        str, typer.Option(help="A verifiable task instead of data and reward: sort_digits or reasoning:NAME.")
+    ] = "",
     reward: Annotated[
         str, typer.Option(help="bleu, chrf, rouge_l, facts, … or a weighted sum: bleu:0.8,facts:0.2.")
     ] = "bleu",
@@ -81,9 +82,8 @@ def train(
     with plain_errors(kept="what is done of a run is kept, and the same command goes on from there"):
         torch.set_num_threads(threads)
         if task:
-            if task not in TASKS:
-                raise ValueError(f"there is no task {task!r}; there is {', '.join(TASKS)}")
-            data, reward, model = task, task, model or "tiny"
+            data, reward = task, task_reward(task)
+            model = model or ("tiny" if task == "sort_digits" else "")
         tiny = model in ("", "tiny")
         settings = {
             "preset": preset,
@@ -173,6 +173,16 @@ def evaluate(
     for name, value in found.items():
         if value is not None:
             typer.echo(f"{name:14} {value:.4f}")
+
+
+def task_reward(task: str) -> str:
+    """The reward of a verifiable task, which is also the name of its data."""
+    name, colon, _ = task.partition(":")
+    if task == "sort_digits" or (name == "reasoning" and colon):
+        return name
+    raise ValueError(
+        f"there is no task {task!r}; there are sort_digits and reasoning:NAME, with a name of reasoning-gym"
+    )
 
 
 def with_settings(settings: dict[str, Any], assignments: list[str]) -> TrainConfig:
