@@ -1,6 +1,7 @@
 """``grpo train``, ``grpo sft`` and ``grpo evaluate``: one policy."""
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from grpo_from_scratch.policy.loading import load_policy, save_policy
 from grpo_from_scratch.rewards import parse_reward
 from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.sft import SFTConfig, fine_tuned_policy
+from grpo_from_scratch.training.trackers import TRACKERS, check_tracker, tracked
 from grpo_from_scratch.training.trainer import RLTrainer
 
 TINY_RATE, LARGE_RATE = 1e-3, 3e-5
@@ -63,6 +65,10 @@ def train(
         float, typer.Option(help="Seconds that the processes of a torchrun job wait for each other.", min=1)
     ] = TIMEOUT,
     skip_bad: SkipBad = False,
+    track: Annotated[
+        str,
+        typer.Option(help=f"Show the run in {' or '.join(TRACKERS)} as well: metrics, settings and sampled replies."),
+    ] = "",
     out: Annotated[
         Path, typer.Option(help="Folder of the run; the same command goes on with an interrupted run.")
     ] = Path("runs/train"),
@@ -104,17 +110,22 @@ def train(
         }
         config = with_settings(settings, set_ or [])
         parse_reward(reward)  # refused now rather than after the fine-tuning
+        if track:
+            check_tracker(track)
         with joined(timeout=timeout) as world:
             if not model:
                 fine_tuned = _fine_tune(SFTConfig(data=data, max_new_tokens=max_new_tokens, skip_bad=skip_bad))
                 config = dataclasses.replace(config, model=str(fine_tuned))
-            _train(config, world, title=f"training with {preset}")
+            _train(config, world, title=f"training with {preset}", track=track)
 
 
-def _train(config: TrainConfig, world: World, title: str) -> None:
+def _train(config: TrainConfig, world: World, *, title: str, track: str) -> None:
     trainer = RLTrainer(config, on_step=lambda row: _show(bar, row))
     done, quiet = trainer.progress.step, not world.is_first
-    with tqdm(total=config.steps, initial=done, desc=title, unit="step", disable=quiet) as bar:
+    with (
+        tqdm(total=config.steps, initial=done, desc=title, unit="step", disable=quiet) as bar,
+        tracked(trainer, track) if track else nullcontext(),
+    ):
         result = trainer.train()
     save_policy(result.model, result.tokenizer, config.folder / "policy", write=world.is_first)
     if quiet:
