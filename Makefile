@@ -9,6 +9,8 @@ READY := $(VENV)/.ready
 # One thread per process: two are slower on a busy machine, and stored outputs stay comparable.
 export OMP_NUM_THREADS ?= 1
 
+EXTRAS := $(VENV)/.extras
+
 .PHONY: setup run quick test test-all lint lab
 
 setup: $(READY)
@@ -17,6 +19,11 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+# Only tests need them all, so a first run does not wait for them.
+$(EXTRAS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,extras]'
 	touch $@
 
 run: setup
@@ -30,10 +37,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-test: lint
+test: lint $(EXTRAS)
 	$(BIN)/python -m pytest
 
-test-all: lint
+test-all: lint $(EXTRAS)
 	$(BIN)/python -m pytest -m 'not real'
 
 lab: setup

@@ -21,6 +21,8 @@ import torch
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF
 
+from grpo_from_scratch.dialogue.reasoning import partly_right, right
+
 Reward = Callable[..., list[float | None]]
 ORDERS = 4  # BLEU counts n-grams of up to four words
 
@@ -158,6 +160,16 @@ def sort_digits_reward(prompts, completions, *, references, **columns) -> list[f
     return scores
 
 
+def reasoning_reward(prompts, completions, *, item, **columns) -> list[float]:
+    """1 for a right answer to a reasoning task's question and nothing around it, else 0 (``dialogue.reasoning``)."""
+    return [right(question, text) for question, text in zip(item, completions, strict=True)]
+
+
+def reasoning_partial_reward(prompts, completions, *, item, **columns) -> list[float]:
+    """A reasoning task's own score, with partial credit, less what nonsense earns (``dialogue.reasoning``)."""
+    return [partly_right(question, text) for question, text in zip(item, completions, strict=True)]
+
+
 REWARDS: dict[str, Reward] = {
     "bleu": bleu_reward,
     "bleu_zh": bleu_zh_reward,
@@ -167,6 +179,8 @@ REWARDS: dict[str, Reward] = {
     "length": length_reward,
     "distinct": distinct_reward,
     "sort_digits": sort_digits_reward,
+    "reasoning": reasoning_reward,
+    "reasoning_partial": reasoning_partial_reward,
 }
 
 

@@ -1,6 +1,7 @@
 """``grpo train``, ``grpo sft`` and ``grpo evaluate``: one policy."""
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +20,9 @@ from grpo_from_scratch.policy.loading import load_policy, save_policy
 from grpo_from_scratch.rewards import parse_reward
 from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.sft import SFTConfig, fine_tuned_policy
+from grpo_from_scratch.training.trackers import TRACKERS, check_tracker, tracked
 from grpo_from_scratch.training.trainer import RLTrainer
 
-TASKS = ("sort_digits",)
 TINY_RATE, LARGE_RATE = 1e-3, 3e-5
 
 
@@ -35,7 +36,9 @@ def train(
         ),
     ] = "",
     data: Data = "embedded",
-    task: Annotated[str, typer.Option(help=f"A verifiable task instead of data and reward: {', '.join(TASKS)}.")] = "",
+    task: Annotated[
+        str, typer.Option(help="A verifiable task instead of data and reward: sort_digits or reasoning:NAME.")
+    ] = "",
     reward: Annotated[
         str, typer.Option(help="bleu, chrf, rouge_l, facts, … or a weighted sum: bleu:0.8,facts:0.2.")
     ] = "bleu",
@@ -62,6 +65,10 @@ def train(
         float, typer.Option(help="Seconds that the processes of a torchrun job wait for each other.", min=1)
     ] = TIMEOUT,
     skip_bad: SkipBad = False,
+    track: Annotated[
+        str,
+        typer.Option(help=f"Show the run in {' or '.join(TRACKERS)} as well: metrics, settings and sampled replies."),
+    ] = "",
     out: Annotated[
         Path, typer.Option(help="Folder of the run; the same command goes on with an interrupted run.")
     ] = Path("runs/train"),
@@ -81,9 +88,8 @@ def train(
     with plain_errors(kept="what is done of a run is kept, and the same command goes on from there"):
         torch.set_num_threads(threads)
         if task:
-            if task not in TASKS:
-                raise ValueError(f"there is no task {task!r}; there is {', '.join(TASKS)}")
-            data, reward, model = task, task, model or "tiny"
+            data, reward = task, task_reward(task)
+            model = model or ("tiny" if task == "sort_digits" else "")
         tiny = model in ("", "tiny")
         settings = {
             "preset": preset,
@@ -104,17 +110,22 @@ def train(
         }
         config = with_settings(settings, set_ or [])
         parse_reward(reward)  # refused now rather than after the fine-tuning
+        if track:
+            check_tracker(track)
         with joined(timeout=timeout) as world:
             if not model:
                 fine_tuned = _fine_tune(SFTConfig(data=data, max_new_tokens=max_new_tokens, skip_bad=skip_bad))
                 config = dataclasses.replace(config, model=str(fine_tuned))
-            _train(config, world, title=f"training with {preset}")
+            _train(config, world, title=f"training with {preset}", track=track)
 
 
-def _train(config: TrainConfig, world: World, title: str) -> None:
+def _train(config: TrainConfig, world: World, *, title: str, track: str) -> None:
     trainer = RLTrainer(config, on_step=lambda row: _show(bar, row))
     done, quiet = trainer.progress.step, not world.is_first
-    with tqdm(total=config.steps, initial=done, desc=title, unit="step", disable=quiet) as bar:
+    with (
+        tqdm(total=config.steps, initial=done, desc=title, unit="step", disable=quiet) as bar,
+        tracked(trainer, track) if track else nullcontext(),
+    ):
         result = trainer.train()
     save_policy(result.model, result.tokenizer, config.folder / "policy", write=world.is_first)
     if quiet:
@@ -173,6 +184,16 @@ def evaluate(
     for name, value in found.items():
         if value is not None:
             typer.echo(f"{name:14} {value:.4f}")
+
+
+def task_reward(task: str) -> str:
+    """The reward of a verifiable task, which is also the name of its data."""
+    name, colon, _ = task.partition(":")
+    if task == "sort_digits" or (name == "reasoning" and colon):
+        return name
+    raise ValueError(
+        f"there is no task {task!r}; there are sort_digits and reasoning:NAME, with a name of reasoning-gym"
+    )
 
 
 def with_settings(settings: dict[str, Any], assignments: list[str]) -> TrainConfig:

@@ -31,6 +31,7 @@ class Example:
     facts: tuple[str, ...] = ()  # a reply that keeps to the facts contains one of these
     kind: str = ""  # fact | emotion | advice
     topic: str = ""
+    item: str = ""  # the question that a verifiable reward makes again, to judge a reply
 
     def __post_init__(self):
         for name in ("turns", "references"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo_from_scratch.dialogue.corpus import DIFFICULTIES, embedded_dialogues
 from grpo_from_scratch.dialogue.dataset import Example, check_split, split_of
+from grpo_from_scratch.dialogue.reasoning import reasoning_task
 from grpo_from_scratch.dialogue.tasks import sort_digits
 
 SPECS = (
@@ -16,6 +17,7 @@ SPECS = (
     *(f"embedded:{name}" for name in DIFFICULTIES),
     "embedded:0.3",
     "sort_digits",
+    "reasoning:TASK",
     "jsonl:FILE",
     "chitchat",
 )
@@ -29,7 +31,8 @@ def load_examples(
 
     Args:
         spec: "embedded" or "embedded:DIFFICULTY" (mixed, even, hidden, or a number from 0 to 1), "sort_digits",
-            "jsonl:FILE" (see ``read_jsonl``) or "chitchat" (see ``read_chitchat``).
+            "reasoning:TASK" (see ``reasoning_task``), "jsonl:FILE" (see ``read_jsonl``) or "chitchat" (see
+            ``read_chitchat``).
         split: "train", "tuning" or "report"; no context stands in two of them.
         count: at most so many (default: all there are; generated data has its own default).
         seed: for generated data.
@@ -38,7 +41,7 @@ def load_examples(
     Raises:
         ValueError: an unknown spec (the nearest valid ones are named), a bad line, or no example for this split.
         FileNotFoundError: no such file.
-        ImportError: "chitchat" without its package.
+        ImportError: "chitchat" or "reasoning" without its package.
     """
     check_split(split)
     name, _, detail = spec.partition(":")
@@ -46,6 +49,8 @@ def load_examples(
         return embedded_dialogues(split, difficulty=_difficulty(detail or "mixed"), seed=seed, count=count)
     if spec == "sort_digits":
         return sort_digits(split, seed=seed, count=count)
+    if name == "reasoning" and detail:
+        return reasoning_task(detail, split, count=count, seed=seed)
     if spec == "chitchat":
         return list(islice(read_chitchat(split), count))
     if name == "jsonl" and detail:

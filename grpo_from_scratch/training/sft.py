@@ -94,11 +94,10 @@ def fine_tuned_policy(
     """The folder of the policy that this config leads to, fine-tuned now or found in the cache.
 
     Args:
-        cache: where fine-tuned policies are kept; by default the user's cache folder, or ``$GRPO_CACHE``.
+        cache: where fine-tuned policies are kept; by default ``cache_folder()``.
     """
     examples = load_examples(config.data, "train", skip_bad=config.skip_bad)
-    cache = cache or Path(os.environ.get("GRPO_CACHE") or platformdirs.user_cache_path("grpo_from_scratch"))
-    folder = cache / f"sft-{_key(config, examples)}"
+    folder = (cache or cache_folder()) / f"sft-{_key(config, examples)}"
     if (folder / "config.json").is_file():
         return folder
     model, tokenizer = starting_policy(config.model, config.data, examples, config.seed)
@@ -115,6 +114,11 @@ def fine_tuned_policy(
             raise
         shutil.rmtree(partial)
     return folder
+
+
+def cache_folder() -> Path:
+    """Where fine-tuned policies are kept: ``$GRPO_CACHE``, or the user's cache folder."""
+    return Path(os.environ.get("GRPO_CACHE") or platformdirs.user_cache_path("grpo_from_scratch"))
 
 
 def _replies(examples: list[Example], tokenizer, config: SFTConfig) -> Rollout:
