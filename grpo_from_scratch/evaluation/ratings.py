@@ -251,6 +251,12 @@ class Sitting:
         return next((i for i, item in enumerate(self.order) if item.id not in rated), len(self.order))
 
 
+def transcript(item: Item) -> list[tuple[str, str]]:
+    """(who, text) of what comes before the reply, which is B's: what B knows, then the turns, the last of them A's."""
+    turns = [("A" if (len(item.context) - i) % 2 else "B", turn) for i, turn in enumerate(item.context)]
+    return [("B knows", line) for line in item.background] + turns
+
+
 def parse_scores(text: str) -> Scores:
     """Typed ratings in the order of ASPECTS: "4 5 3", "4,5,3" or "453".
 
