@@ -44,7 +44,7 @@ from grpo_from_scratch.course.rating_widget import RatingWidget
 from grpo_from_scratch.evaluation.ratings import RatingSession, Reply
 
 if not Path("session").exists():
-    known, turns = ("i fish every friday .", "i live in rome ."), ("hi !", "hello , who is it ?", "what do you do for fun ?")
+    known, turns = ("i fish every friday .", "i live in rome ."), ("hi !", "hello .", "what do you do for fun ?")
     replies = ("i fish .", "i see . how are you ?", "i am from <tokyo> .", "¿ sí ?")
     RatingSession.create("session", [Reply(f"policy {i}", turns, text, known) for i, text in enumerate(replies)])
 RatingWidget("session", "ann")
@@ -164,12 +164,14 @@ def test_every_notebook_has_a_slider_that_moves(lab, browser, path, tmp_path):
 
 @pytest.mark.slow
 def test_ratings_by_keyboard_outlive_the_kernel(lab, browser, tmp_path):
-    """One Tab from the cell into the field, then three keys and Enter for each reply; restart, open again, go on."""
+    """Tab from the cell into the field, then three keys and Enter for each reply; restart, open again, go on."""
     path = tmp_path / "rating.ipynb"
     nbformat.write(clean(new_notebook(cells=[new_markdown_cell("# Rating"), new_code_cell(RATING)])), path)
     page, errors = opened(lab, browser, path)
     page.get_by_text("Reply 1 of 4; 0 of 4 rated").wait_for(timeout=300_000)
-    page.keyboard.press("Tab")
+    for _ in range(2):  # the cell's toolbar is on the way where it does not lie over the text
+        if not page.evaluate("document.activeElement.matches('.widget-text input')"):
+            page.keyboard.press("Tab")
     for number, keys in enumerate(("4 5 3", "012", "7", "5,5,5"), start=1):
         page.keyboard.type(keys)
         page.keyboard.press("Enter")
