@@ -1,10 +1,13 @@
-"""How sure we are: a number and its interval, by a stratified bootstrap over runs (Agarwal et al. 2021, 2108.13264)."""
+"""How sure we are: a number and its interval, by a stratified bootstrap over runs (Agarwal et al. 2021, 2108.13264), or
+over clusters of values that belong together."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from grpo_from_scratch.distributed.randomness import numpy_generator
 
@@ -127,3 +130,42 @@ def bootstrap(statistic: Callable[..., Array | Bounds], *samples: Sample, count:
     ]
     low, high = (float(end) for end in quantiles(*bounds(draws)))
     return Interval(most, low, high, bound)
+
+
+def clustered_mean(
+    values: ArrayLike, clusters: Sequence, *, least: float, most: float, count: int = 2000, seed: int = 0
+) -> Interval:
+    """The mean of values within known bounds, and its 95 % interval from a bootstrap over their clusters.
+
+    Values of one cluster (ratings of replies to one context) say much the same, so whole clusters are drawn. Where all
+    n clusters have the same mean, every resample has it too and would look certain. But a share of up to
+    1 − 0.025^(1/n) of other clusters could go unseen this often (Clopper & Pearson 1934), with the worst or the best
+    values: the interval is then as wide as that allows.
+
+    Args:
+        values: (n,) numbers; NaN is left out.
+        clusters: (n,) what cluster each value is of, anything hashable.
+        least, most: what a value can be.
+        count, seed: the resamples, and their seed.
+
+    Returns:
+        NaN without a value; no interval from a single cluster.
+    """
+    values = np.asarray(values, dtype=float)
+    known = ~np.isnan(values)
+    if not known.any():
+        return Interval(math.nan)
+    names = {cluster: i for i, cluster in enumerate(dict.fromkeys(itertools.compress(clusters, known)))}
+    of = np.array([names[cluster] for cluster in itertools.compress(clusters, known)])
+    totals, sizes = np.bincount(of, values[known]), np.bincount(of)  # (clusters,)
+    found = bootstrap(
+        lambda totals, sizes: totals.sum(-1) / sizes.sum(-1),
+        (np.zeros(len(names)), (totals, sizes)),
+        count=count,
+        seed=seed,
+    )
+    if len(names) > 1 and np.ptp(totals / sizes) < 1e-9:
+        unseen = 1 - 0.025 ** (1 / len(names))
+        low, high = (found.value + unseen * (end - found.value) for end in (least, most))
+        return Interval(found.value, low, high)
+    return found

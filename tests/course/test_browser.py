@@ -1,4 +1,4 @@
-"""A slider in a real JupyterLab in a real Chromium: run all, move it by keyboard, see picture and number change."""
+"""A slider and the rating widget in a real JupyterLab in a real Chromium, used by keyboard."""
 
 import json
 import secrets
@@ -15,6 +15,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from grpo_from_scratch.course.notebooks import clean, kernel_environment
+from grpo_from_scratch.evaluation.ratings import RatingSession
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -34,6 +35,19 @@ def draw(power):
     return ax, f"at 4 it is {4**power}"
 
 slider(draw, power=(1, 5, 1, 2))
+"""
+
+RATING = """
+from pathlib import Path
+
+from grpo_from_scratch.course.rating_widget import RatingWidget
+from grpo_from_scratch.evaluation.ratings import RatingSession, Reply
+
+if not Path("session").exists():
+    known, turns = ("i fish every friday .", "i live in rome ."), ("hi !", "hello .", "what do you do for fun ?")
+    replies = ("i fish .", "i see . how are you ?", "i am from <tokyo> .", "¿ sí ?")
+    RatingSession.create("session", [Reply(f"policy {i}", turns, text, known) for i, text in enumerate(replies)])
+RatingWidget("session", "ann")
 """
 
 
@@ -90,8 +104,15 @@ def browser():
         browser.close()
 
 
-def move_first_slider(lab, browser, path: Path, screenshot: Path) -> tuple[str, str]:
-    """Open the notebook, run all cells, press the arrow on its first slider; the captions before and after."""
+def run_all(page) -> None:
+    # the toolbar says idle before there is a kernel, and then "Run All Cells" does nothing
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+
+
+def opened(lab, browser, path: Path):
+    """The notebook's page with all cells running, and a list to which its errors are added."""
     address, token, served = lab
     shutil.copy(path, served / "notebooks")
     page = browser.new_page(viewport={"width": 1200, "height": 1000})
@@ -100,10 +121,13 @@ def move_first_slider(lab, browser, path: Path, screenshot: Path) -> tuple[str, 
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.goto(f"{address}/doc/tree/notebooks/{path.name}?token={token}&reset")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
-    # the toolbar says idle before there is a kernel, and then "Run All Cells" does nothing
-    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    run_all(page)
+    return page, errors
+
+
+def move_first_slider(lab, browser, path: Path, screenshot: Path) -> tuple[str, str]:
+    """Open the notebook, run all cells, press the arrow on its first slider; the captions before and after."""
+    page, errors = opened(lab, browser, path)
     view = page.locator(".widget-vbox:has(.widget-slider):has(img)").first
     handle = view.locator(".noUi-handle").first
     handle.wait_for(timeout=300_000)
@@ -136,3 +160,43 @@ def test_slider_moves_picture_and_number(lab, browser, tmp_path):
 def test_every_notebook_has_a_slider_that_moves(lab, browser, path, tmp_path):
     before, after = move_first_slider(lab, browser, path, tmp_path / f"{path.stem}.png")
     assert before and after and before != after
+
+
+@pytest.mark.slow
+def test_ratings_by_keyboard_outlive_the_kernel(lab, browser, tmp_path):
+    """Tab from the cell into the field, then three keys and Enter for each reply; restart, open again, go on."""
+    path = tmp_path / "rating.ipynb"
+    nbformat.write(clean(new_notebook(cells=[new_markdown_cell("# Rating"), new_code_cell(RATING)])), path)
+    page, errors = opened(lab, browser, path)
+    page.get_by_text("Reply 1 of 4; 0 of 4 rated").wait_for(timeout=300_000)
+    for _ in range(2):  # the cell's toolbar is on the way where it does not lie over the text
+        if not page.evaluate("document.activeElement.matches('.widget-text input')"):
+            page.keyboard.press("Tab")
+    for number, keys in enumerate(("4 5 3", "012", "7", "5,5,5"), start=1):
+        page.keyboard.type(keys)
+        page.keyboard.press("Enter")
+        if keys == "7":
+            page.get_by_text("Not saved: type 3 digits").wait_for()
+            page.keyboard.press("Backspace")
+        else:
+            page.get_by_text(f"{number - (number > 3)} of 4 rated").wait_for()
+    page.get_by_text("Saved 5 5 5.").wait_for()
+    page.keyboard.type("b")
+    page.keyboard.press("Enter")
+    page.get_by_text("Reply 3 of 4; 3 of 4 rated").wait_for()
+    page.wait_for_function("document.querySelectorAll('.widget-toggle-button.mod-active').length === 3")
+    page.screenshot(path=tmp_path / "rating.png")
+
+    page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    page.get_by_role("menuitem", name="Restart Kernel and Clear Outputs of All Cells…").click()
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    page.get_by_text("Reply 3 of 4").wait_for(state="detached")
+    run_all(page)
+    page.get_by_text("Reply 4 of 4; 3 of 4 rated").wait_for(timeout=300_000)
+    assert page.locator(".widget-toggle-button.mod-active").count() == 0
+    page.close()
+    assert errors == []
+    session = RatingSession(lab[2] / "notebooks" / "session")
+    ratings = [tuple(session.ratings()["ann", item.id].values()) for item in session.order("ann")[:3]]
+    assert ratings == [(4, 5, 3), (0, 1, 2), (5, 5, 5)] and len(session.ratings()) == 3
+    assert (tmp_path / "rating.png").stat().st_size > 10_000
