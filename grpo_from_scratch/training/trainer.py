@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from grpo_from_scratch.distributed.placement import place
 from grpo_from_scratch.distributed.process_group import current
 from grpo_from_scratch.distributed.sharding import gathered, load_whole, rows_of, whole
 from grpo_from_scratch.policy.shared_prefix import shared_prefix
@@ -79,10 +80,13 @@ class RLTrainer:
         self.config, self.on_step, self.on_evaluation = config, on_step, on_evaluation
         self.folder = Path(config.out)
         self.world = current()
+        by_layer = config.strategy == "layers"
         self.experience = Experience(config, rows_of(self.world, config.strategy))
         self.model, self.tokenizer = starting_policy(
-            config.model, config.data, self.experience.train_examples, config.seed
+            config.model, config.data, self.experience.train_examples, config.seed, device="cpu" if by_layer else None
         )
+        if by_layer:  # never whole on one device; reference and critic are copies, and lie as it does
+            place(self.model, config.device_map)
         check_length(config, self.model)
         inputs = {
             "data": data_hash(self.experience.train_examples, self.experience.heldout),
