@@ -119,12 +119,15 @@ def check(model: nn.Module, device_map: dict[str, str]) -> None:
         if any(_inside(name, layer) and name != layer for layer in layers):
             raise ValueError(f"the device map names {name!r}, a part of a layer: a layer is on one device as a whole")
         _check_device(device)
-    places = {p: {device_map[name] for name in device_map if _inside(p, name)} for p in parameters}
-    missing = [name for name, devices in places.items() if not devices]
+    owners = {p: [name for name in device_map if _inside(p, name)] for p in parameters}
+    missing = [parameter for parameter, names in owners.items() if not names]
     if missing:
         raise ValueError(f"the device map has no device for {_some(missing)}")
+    twice = next((names for names in owners.values() if len(names) > 1), None)
+    if twice:
+        raise ValueError(f"the device map names {' and '.join(map(repr, twice))}, and one is a part of the other")
     for tied in find_tied_parameters(model):
-        if len({device for name in tied for device in places[name]}) > 1:
+        if len({device_map[owners[name][0]] for name in tied}) > 1:
             raise ValueError(f"{' and '.join(sorted(tied))} are one weight, and the device map puts them on two devices")
 
 

@@ -66,8 +66,8 @@ class RLTrainer:
             the row.
 
     Raises:
-        ValueError: the folder holds a run with other settings, data or weights (the message names them), or one of
-            data, reward and model cannot be used.
+        ValueError: the folder holds a run with other settings, data or weights (the message names them), or, unless
+            the strategy is "ddp", of another number of processes; or one of data, reward and model cannot be used.
     """
 
     def __init__(
@@ -183,6 +183,7 @@ class RLTrainer:
             self.world.agree(f"weights after step {self.progress.step}", weights_hash(self.model))
         state = whole(
             {
+                "processes": self.world.size,
                 "progress": dataclasses.asdict(self.progress),
                 "model": self.model.state_dict(),
                 "algorithm": self.algorithm.state_dict(),
@@ -193,6 +194,12 @@ class RLTrainer:
         return self.world.from_first(f"checkpoint of step {step}", lambda: save_checkpoint(folder, step, state))
 
     def _restore(self, state: dict) -> None:
+        began, here, strategy = state["processes"], self.world.size, self.config.strategy
+        if strategy != "ddp" and began != here:
+            raise ValueError(
+                f"{self.folder} holds a run of {began} process{'es' * (began > 1)}, and there {'are' if here > 1 else 'is'} "
+                f"{here}: under '{strategy}' a run goes on with as many as it began with, under 'ddp' with any number"
+            )
         self.progress = Progress(**state["progress"])
         load_whole(self.model, state["model"])
         self.algorithm.load_state_dict(state["algorithm"])
