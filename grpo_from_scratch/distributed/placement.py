@@ -128,7 +128,9 @@ def check(model: nn.Module, device_map: dict[str, str]) -> None:
         raise ValueError(f"the device map names {' and '.join(map(repr, twice))}, and one is a part of the other")
     for tied in find_tied_parameters(model):
         if len({device_map[owners[name][0]] for name in tied}) > 1:
-            raise ValueError(f"{' and '.join(sorted(tied))} are one weight, and the device map puts them on two devices")
+            raise ValueError(
+                f"{' and '.join(sorted(tied))} are one weight, and the device map puts them on two devices"
+            )
 
 
 def _check_device(device: str) -> None:

@@ -44,7 +44,11 @@ class PackedRollout:
 
     def logits(self, model: nn.Module) -> Tensor:
         """(n, V), differentiable."""
-        return self.rows(packed_forward(model, self.ids, self.positions, self, logits_to_keep=for_any_device(model, self.keep)).logits)
+        return self.rows(
+            packed_forward(
+                model, self.ids, self.positions, self, logits_to_keep=for_any_device(model, self.keep)
+            ).logits
+        )
 
     def hidden(self, body: nn.Module) -> Tensor:
         """(n, X) last hidden states of the model's body."""
@@ -137,7 +141,9 @@ class PackedDecoder:
 
     @torch.inference_mode()
     def _logits(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
-        return kept(packed_forward(self.lm, ids, positions, self, logits_to_keep=for_any_device(self.lm, keep)).logits, keep)
+        return kept(
+            packed_forward(self.lm, ids, positions, self, logits_to_keep=for_any_device(self.lm, keep)).logits, keep
+        )
 
 
 class Prompts:

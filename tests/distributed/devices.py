@@ -4,14 +4,14 @@ PyTorch knows the names and has nothing behind them here. Inside ``two_devices``
 but for copies, numbers (0-dimensional tensors of the CPU) and indices that lie on the CPU, which CUDA takes too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from grpo_from_scratch.policy.packing import PackedDecoder
 
@@ -69,7 +69,8 @@ def two_devices() -> Iterator[None]:
 
 def _run(operation, args, kwargs):
     name = operation.overloadpacket.__name__
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors: list[torch.Tensor] = []
+    _each([*args, *kwargs.values()], tensors.append)
     devices = {t.device for t in tensors if t.dim() or t.device != CPU}
     if name in INDEXING:
         devices -= {CPU} if args[0].device != CPU else set()
@@ -79,10 +80,19 @@ def _run(operation, args, kwargs):
     target = args[0].device if name == "copy_" else torch.device(asked) if asked else next(iter(devices), CPU)
     if asked:
         kwargs = kwargs | {"device": CPU}
-    bare = tree_map(lambda leaf: leaf.numbers if isinstance(leaf, Placed) else leaf, (args, kwargs))
-    found = operation(*bare[0], **bare[1])
+    found = operation(*_each(args, _numbers), **{key: _each(value, _numbers) for key, value in kwargs.items()})
     if target == CPU:
         return found
     if operation._schema.is_mutable:  # what it wrote into is there already
         return args[0]
-    return tree_map(lambda leaf: Placed(leaf, target) if isinstance(leaf, torch.Tensor) else leaf, found)
+    return _each(found, lambda tensor: Placed(tensor, target))
+
+
+def _each(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    return [_each(leaf, change) for leaf in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.numbers if isinstance(tensor, Placed) else tensor

@@ -16,7 +16,10 @@ from grpo_from_scratch.training.config import TrainConfig
         ({"encoder": "bert"}, "encoder is one of"),
         ({"strategy": "zero"}, "strategy is one of ddp, fsdp, tensor, layers, not 'zero'"),
         ({"strategy": "layers"}, "strategy 'layers' needs a device_map"),
-        ({"device_map": {"layer_0": "cpu"}, "strategy": "tensor"}, "it is no tensor parallelism, which splits every layer"),
+        (
+            {"device_map": {"layer_0": "cpu"}, "strategy": "tensor"},
+            "it is no tensor parallelism, which splits every layer",
+        ),
         ({"device_map": {"layer_0": "gpu"}, "strategy": "layers"}, "puts 'layer_0' on 'gpu', which is no device"),
         ({"device_map": {"layer_0": 0, "layer_1": "cpu"}, "strategy": "layers"}, "mixes kinds of devices"),
         ({"device_map": {}, "strategy": "layers"}, "names a device for each layer"),
