@@ -69,9 +69,10 @@ def shard(
     """
     if strategy == "ddp" or world.size == 1:
         return
+    styles = {name: STYLES[style]() for name, style in split_styles(plan).items()} if strategy == "tensor" else {}
     mesh = init_device_mesh(world.device.type, (world.size,))
     if strategy == "tensor":
-        parallelize_module(module, mesh, {name: STYLES[style]() for name, style in split_styles(plan).items()})
+        parallelize_module(module, mesh, styles)
         return
     for part in [m for m in module.modules() if type(m).__name__ in set(blocks)] + [module]:
         fully_shard(part, mesh=mesh)

@@ -206,7 +206,7 @@ def for_any_device(model: nn.Module, places: Tensor) -> Tensor:
 
 
 def kept(full: Tensor, places: Tensor) -> Tensor:
-    """(1, n or N, X) -> (n, X), where the places are: a model need not obey ``logits_to_keep``, its body is not asked."""
+    """(1, n or N, X) -> (n, X), on the places' device: a model need not obey ``logits_to_keep``."""
     rows = full[0] if full.shape[1] == len(places) else full[0, places.to(full.device)]
     return rows.to(places.device)
 
@@ -220,8 +220,8 @@ def rank_in_group(index: Tensor, prompts: int) -> tuple[Tensor, int]:
 def additive(seen: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Which keys each query sees, bool (P, T, S) -> 0 or -inf (P, 1, 1, R * T, S), for queries and keys on the grid.
 
-    Made once a forward pass for each predicate and device, in the queries' dtype: attention would convert a bool mask in every
-    layer, and keep each for backward.
+    Made once a forward pass for each predicate and device, in the queries' dtype: attention would convert a bool mask
+    in every layer, and keep each for backward.
     """
     mask = torch.where(seen, 0.0, -torch.inf).to(q.device, q.dtype)
     return mask.repeat(1, q.shape[1] // k.shape[1], 1)[:, None, None]

@@ -197,8 +197,8 @@ class RLTrainer:
         began, here, strategy = state["processes"], self.world.size, self.config.strategy
         if strategy != "ddp" and began != here:
             raise ValueError(
-                f"{self.folder} holds a run of {began} process{'es' * (began > 1)}, and there {'are' if here > 1 else 'is'} "
-                f"{here}: under '{strategy}' a run goes on with as many as it began with, under 'ddp' with any number"
+                f"{self.folder} holds a run whose number of processes was {began}, and here it is {here}: under "
+                f"'{strategy}' a run goes on with as many processes as it began with, under 'ddp' with any number"
             )
         self.progress = Progress(**state["progress"])
         load_whole(self.model, state["model"])
