@@ -68,12 +68,11 @@ def own_names(model: nn.Module, device_map: dict[str, str]) -> dict[str, str]:
     if not numbered:
         return device_map
     layers = layer_names(model)
-    odd = sorted(set(numbered) ^ set(range(len(layers))))
-    if odd:
-        what = "misses" if odd[0] < len(layers) else "names"
+    missing, unknown = set(range(len(layers))) - set(numbered), set(numbered) - set(range(len(layers)))
+    if missing or unknown:
         raise ValueError(
-            f"the model has {len(layers)} layers, layer_0 to layer_{len(layers) - 1}, and the device map {what} "
-            + ", ".join(f"layer_{number}" for number in odd)
+            f"the model has {len(layers)} layers, layer_0 to layer_{len(layers) - 1}, and the device map "
+            f"{'misses' if missing else 'names'} {', '.join(f'layer_{i}' for i in sorted(missing or unknown))}"
         )
     first, last = numbered[0], numbered[len(layers) - 1]
     outside = {name: first if _goes_first(part) else last for name, part in _beside(model, layers)}
