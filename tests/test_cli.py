@@ -56,6 +56,8 @@ def grpo(*arguments: str, code: int = 0) -> str:
         (["train", "--model", "tiny", "--set", "group_size=2.5"], "group_size takes a value like 8"),
         (["train", "--model", "tiny", "--set", "betas=0.9"], "betas takes two numbers"),
         (["train", "--model", "tiny", "--set", "passes=1.5"], "passes takes a value like 1"),
+        (["train", "--model", "tiny", "--set", "device_map=gpu"], "device_map takes a map in JSON"),
+        (["train", "--model", "tiny", "--strategy", "layers"], "strategy 'layers' needs a device_map"),
         (["table", "--algorithms", "grpo,grpo"], "an algorithm stands twice"),
         (["table", "--data", "chitchat", "--difficulty", "even"], "--difficulty is of the embedded dialogues"),
         (["train", "--model", "/nowhere/at/all"], "there is no folder '/nowhere/at/all'"),
@@ -102,10 +104,12 @@ def test_train_then_evaluate(tmp_path, dialogues, policy):
     out = tmp_path / "run"
     arguments = ["train", "--model", policy, "--data", dialogues, "--out", str(out), "--steps", "2", "--prompts", "2"]
     arguments += ["--group-size", "2", "--max-new-tokens", "4", "--set", "kl_coef=0.1", "--set", "eval_prompts=4"]
+    arguments += ["--strategy", "layers", "--set", 'device_map={"layer_0": "cpu"}']
     assert re.search(r"held-out reward \d\.\d+ -> \d\.\d+", grpo(*arguments))
     config = json.loads((out / "config.json").read_text())
     config = config["config"]
     assert config["preset"]["kl_coef"] == 0.1 and config["eval_prompts"] == 4
+    assert config["device_map"] == {"layer_0": "cpu"}
     said = grpo("evaluate", str(out / "policy"), "--data", dialogues, "--count", "4")
     assert {"bleu", "bleu_greedy", "rouge_l", "distinct", "perplexity"} <= set(said.split())
     assert "other settings (seed: 0 there, 1 here)" in grpo(*arguments, "--seed", "1", code=1)

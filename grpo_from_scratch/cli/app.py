@@ -57,10 +57,12 @@ def parse_value(text: str, example: Any, name: str) -> Any:
         value = json.loads(text)
     except json.JSONDecodeError:
         value = text
-    pair = isinstance(value, list) and name in ("betas", "num_groups")
+    tree = {list: ("betas", "num_groups"), dict: ("device_map",)}
+    named = name in tree.get(type(value), ())
     number = isinstance(example, float) and isinstance(value, int) and not isinstance(value, bool)
-    if not (pair or number or (type(value) is type(example) and name != "betas")):
-        kind = "two numbers, [0.9, 0.95]" if name == "betas" else f"a value like {json.dumps(example)}"
+    if not (named or number or (type(value) is type(example) and name != "betas")):
+        kinds = {"betas": "two numbers, [0.9, 0.95]", "device_map": 'a map in JSON, {"layer_0": "cuda:0", …}'}
+        kind = kinds.get(name, f"a value like {json.dumps(example)}")
         raise ValueError(f"{name} takes {kind}, not {text!r}")
     return value
 

@@ -55,7 +55,10 @@ def train(
     ] = TrainConfig.precision,
     strategy: Annotated[
         str,
-        typer.Option(help="Weights in each process of torchrun: ddp, whole; fsdp, a slice; tensor, parts of layers."),
+        typer.Option(
+            help="Weights in each process of torchrun: ddp, whole; fsdp, a slice; tensor, parts of layers. Or layers: "
+            'whole ones on the devices of one process, --set device_map=\'{"layer_0": "cuda:0", …}\'.'
+        ),
     ] = TrainConfig.strategy,
     no_shared_prefix: Annotated[
         bool, typer.Option("--no-shared-prefix", help="Compute the prompt again for every completion, for comparison.")

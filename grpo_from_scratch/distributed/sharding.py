@@ -1,7 +1,8 @@
 """How the weights of a model lie on the ranks.
 
 ``ddp``: whole on each, and each works on rows of its own. ``fsdp``: a slice of every weight on each, which also works
-on rows of its own. ``tensor``: a part of every layer on each, and all work on the same rows together.
+on rows of its own. ``tensor``: a part of every layer on each, and all work on the same rows together. (``layers``: one
+process with several devices, see ``placement``.)
 
 A sliced or split weight is a DTensor. Every pass through such weights is of all ranks together, so all have to make as
 many; inside ``gathered`` fsdp's weights are whole and each rank runs by itself.
@@ -23,13 +24,22 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from grpo_from_scratch.distributed.process_group import World
 
-STRATEGIES = ("ddp", "fsdp", "tensor")
+STRATEGIES = ("ddp", "fsdp", "tensor", "layers")
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}  # by their names in transformers' plans
 WHOLE = ("embedding_rowwise", "colwise_gather_output")  # embedding and head: often tied, so they are left as they are
 
 
 def rows_of(world: World, strategy: str) -> World:
-    """The world over which rows are spread: under ``tensor`` all ranks work on all rows, as one process would."""
+    """The world over which rows are spread: under ``tensor`` all ranks work on all rows, as one process would.
+
+    Raises:
+        ValueError: ``layers`` is for one process.
+    """
+    if strategy == "layers" and world.size > 1:
+        raise ValueError(
+            f"strategy 'layers' spreads the model of one process over its devices, and there are {world.size} "
+            "processes: start one, or choose 'ddp' or 'fsdp'"
+        )
     return replace(world, rank=0, size=1) if strategy == "tensor" else world
 
 
@@ -59,9 +69,10 @@ def shard(
     """
     if strategy == "ddp" or world.size == 1:
         return
+    styles = {name: STYLES[style]() for name, style in split_styles(plan).items()} if strategy == "tensor" else {}
     mesh = init_device_mesh(world.device.type, (world.size,))
     if strategy == "tensor":
-        parallelize_module(module, mesh, {name: STYLES[style]() for name, style in split_styles(plan).items()})
+        parallelize_module(module, mesh, styles)
         return
     for part in [m for m in module.modules() if type(m).__name__ in set(blocks)] + [module]:
         fully_shard(part, mesh=mesh)

@@ -31,7 +31,7 @@ class GRPOPolicy(nn.Module):
         mask = attention_mask.bool()
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         with evaluating(self.lm):
-            states = self.lm.base_model(**inputs, **positions(self.lm, mask)).last_hidden_state
+            states = self.lm.base_model(**inputs, **positions(self.lm, mask)).last_hidden_state.to(mask.device)
         places = torch.arange(mask.shape[1], device=mask.device)
         last = torch.where(mask, places, 0).amax(1)  # (B,)
         return self.value_head(states[torch.arange(len(last), device=mask.device), last].float())

@@ -1,15 +1,24 @@
 """Where a policy comes from: a local Hugging Face folder, the hub, or the embedded tiny model."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import HfApi
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from grpo_from_scratch.dialogue.corpus import vocabulary
@@ -42,13 +51,23 @@ def load_policy(
     if str(name_or_path) == "tiny":
         model, tokenizer = new_tiny_policy(vocabulary())
         return model.to(device, dtype), tokenizer
-    _check_folder(name_or_path)
-    try:
-        model, tokenizer = _from_pretrained(name_or_path, dtype)
-    except (OSError, ValueError) as error:
-        raise ValueError(_why_not(name_or_path, error)) from error
+    model, tokenizer = _local_first(name_or_path, partial(_read, name_or_path, dtype))
     _complete_tokenizer(tokenizer, model, name_or_path)
     return model.to(device), tokenizer
+
+
+def skeleton(name_or_path: str | Path) -> nn.Module:
+    """The model that ``load_policy`` would load, for the names and shapes of its weights: it has none of its numbers.
+
+    Raises:
+        ValueError: no model is found there; one sentence says what is missing.
+    """
+    if str(name_or_path) == "tiny":
+        return new_tiny_policy(vocabulary())[0]
+    read = partial(AutoConfig.from_pretrained, name_or_path, trust_remote_code=False)
+    config = _local_first(name_or_path, read)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
 
 
 def new_tiny_policy(
@@ -100,18 +119,30 @@ def save_policy(
         tokenizer.save_pretrained(folder)
 
 
-def _from_pretrained(name_or_path: str | Path, dtype: torch.dtype):
-    """From the folder or the cache if they have it, else from the hub."""
+def _local_first(name_or_path: str | Path, read: Callable[..., Any]) -> Any:
+    """What ``read`` makes of the folder or the cache if they have it, else of the hub.
+
+    Raises:
+        ValueError: of none of them; one sentence says why.
+    """
+    _check_folder(name_or_path)
     try:
-        return _read(name_or_path, dtype, local_files_only=True)
-    except OSError:
-        if Path(name_or_path).is_dir():
-            raise
+        try:
+            return read(local_files_only=True)
+        except OSError:
+            if Path(name_or_path).is_dir():
+                raise
+        _ask_hub(name_or_path)
+        return read(local_files_only=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(_why_not(name_or_path, error)) from error
+
+
+def _ask_hub(name_or_path: str | Path) -> None:
     try:
         HfApi().model_info(str(name_or_path), timeout=10)  # asks once, where from_pretrained would retry for a minute
     except Exception as error:  # the HTTP client's, which differs between versions of the hub's library
         raise OSError(f"the hub answered with {type(error).__name__}") from error
-    return _read(name_or_path, dtype, local_files_only=False)
 
 
 def _read(name_or_path: str | Path, dtype: torch.dtype, **options):

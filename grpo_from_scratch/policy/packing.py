@@ -40,11 +40,15 @@ class PackedRollout:
         rows = index * group + rank
         cells = (rows[:, None] * len(self.steps) + self.steps)[inputs]
         self.grid = Grid((len(self.prompts.lengths), group, len(self.steps)), cells)
-        self.masks: dict[Predicate, Tensor] = {}
+        self.masks: dict[tuple[Predicate, torch.device], Tensor] = {}
 
     def logits(self, model: nn.Module) -> Tensor:
         """(n, V), differentiable."""
-        return self.rows(packed_forward(model, self.ids, self.positions, self, logits_to_keep=self.keep).logits)
+        return self.rows(
+            packed_forward(
+                model, self.ids, self.positions, self, logits_to_keep=for_any_device(model, self.keep)
+            ).logits
+        )
 
     def hidden(self, body: nn.Module) -> Tensor:
         """(n, X) last hidden states of the model's body."""
@@ -61,10 +65,11 @@ class PackedRollout:
         if len(self.grid.cells) == 0:
             return of_prompts
         q, k, v = (self.grid.spread(heads[self.first :]) for heads in (q, k, v))
-        if allowed not in self.masks:
+        here = (allowed, q.device)
+        if here not in self.masks:
             own = self.prompts.lengths[:, None] + self.steps  # (P, T)
-            self.masks[allowed] = additive(self.prompts.seen_after(allowed, own, own), q, k)
-        return torch.cat([of_prompts, self.grid.gather(attend(q, k, v, self.masks[allowed], how, prefix))])
+            self.masks[here] = additive(self.prompts.seen_after(allowed, own, own), q, k)
+        return torch.cat([of_prompts, self.grid.gather(attend(q, k, v, self.masks[here], how, prefix))])
 
 
 class PackedDecoder:
@@ -90,7 +95,7 @@ class PackedDecoder:
         positions = self.prompts.lengths[self.index] + self.count
         self.count += 1
         self.width = min(self.capacity, -(-self.count // BLOCK) * BLOCK)
-        self.masks: dict[Predicate, Tensor] = {}
+        self.masks: dict[tuple[Predicate, torch.device], Tensor] = {}
         return self._logits(tokens, positions, torch.arange(len(tokens), device=tokens.device))
 
     def keep(self, rows: Tensor) -> None:
@@ -104,7 +109,8 @@ class PackedDecoder:
         for stores in self.own.values():
             for place, old in enumerate(stores):
                 new = old.new_zeros(*old.shape[:2], self.group, *old.shape[3:])
-                new[self.index, :, self.rank] = old[self.index, :, rank]
+                index, was, is_now = (places.to(old.device) for places in (self.index, rank, self.rank))
+                new[index, :, is_now] = old[index, :, was]
                 stores[place] = new
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, allowed: Predicate, how: Scoring) -> Tensor:
@@ -117,11 +123,12 @@ class PackedDecoder:
             self.own[layer] = [heads.new_zeros(*heads.shape[:3], self.capacity, heads.shape[4]) for heads in own]
         for store, heads in zip(self.own[layer], own, strict=True):
             store[:, :, :, self.count - 1] = heads[:, :, :, 0]
-        if allowed not in self.masks:  # what the newest tokens see; the cells of tokens to come lie in their future
+        here = (allowed, q.device)
+        if here not in self.masks:  # what the newest tokens see; the cells of tokens to come lie in their future
             newest, own_positions = self.own_positions[:, self.count - 1, None], self.own_positions[:, : self.width]
-            self.masks[allowed] = additive(self.prompts.seen_after(allowed, newest, own_positions), q, own[0])
+            self.masks[here] = additive(self.prompts.seen_after(allowed, newest, own_positions), q, own[0])
         keys, values = (store[:, :, :, : self.width] for store in self.own[layer])
-        return self.grid.gather(attend(q, keys, values, self.masks[allowed], how, self.prefix[layer]))
+        return self.grid.gather(attend(q, keys, values, self.masks[here], how, self.prefix[layer]))
 
     def _lay_out(self) -> None:
         """A grid just large enough for the live rows."""
@@ -134,7 +141,9 @@ class PackedDecoder:
 
     @torch.inference_mode()
     def _logits(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
-        return kept(packed_forward(self.lm, ids, positions, self, logits_to_keep=keep).logits, keep)
+        return kept(
+            packed_forward(self.lm, ids, positions, self, logits_to_keep=for_any_device(self.lm, keep)).logits, keep
+        )
 
 
 class Prompts:
@@ -148,14 +157,15 @@ class Prompts:
         self.real = self.places < self.lengths[:, None]  # (P, L)
         cells = self.positions + len(self.places) * mask.nonzero()[:, 0]
         self.grid = Grid((len(ids), 1, len(self.places)), cells)
-        self.masks: dict[Predicate, Tensor] = {}
+        self.masks: dict[tuple[Predicate, torch.device], Tensor] = {}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Predicate, how: Scoring):
         """-> outputs (Np, H, E), and the keys (P, K, L, D) and values (P, K, L, E) that completions will see."""
         q, k, v = (self.grid.spread(heads) for heads in (q, k, v))
-        if allowed not in self.masks:  # empty cells lie to the right of their prompt, in every real token's future
-            self.masks[allowed] = additive(allowed(0, 0, self.places[:, None], self.places)[None], q, k)
-        out = self.grid.gather(attend(q, k, v, self.masks[allowed], how))
+        here = (allowed, q.device)
+        if here not in self.masks:  # empty cells lie to the right of their prompt, in every real token's future
+            self.masks[here] = additive(allowed(0, 0, self.places[:, None], self.places)[None], q, k)
+        out = self.grid.gather(attend(q, k, v, self.masks[here], how))
         return out, (k[:, :, 0].contiguous(), v[:, :, 0].contiguous())
 
     def seen_after(self, allowed: Predicate, queries: Tensor, own: Tensor) -> Tensor:
@@ -178,18 +188,27 @@ class Grid:
     def spread(self, heads: Tensor) -> Tensor:
         """(n, heads, X) -> (P, heads, G, T, X). No token sees an empty cell, so it may hold what it will."""
         if not self.full:
-            heads = heads.index_select(0, self.tokens)
+            heads = heads.index_select(0, self.tokens.to(heads.device))
         return heads.reshape(*self.shape, *heads.shape[1:]).permute(0, 3, 1, 2, 4)
 
     def gather(self, grid: Tensor) -> Tensor:
         """(P, K, G, R, T, E) -> (n, H, E)."""
         heads = grid.permute(0, 2, 4, 1, 3, 5).reshape(self.size, -1, grid.shape[-1])
-        return heads if self.full else heads.index_select(0, self.cells)
+        return heads if self.full else heads.index_select(0, self.cells.to(heads.device))
+
+
+def for_any_device(model: nn.Module, places: Tensor) -> Tensor:
+    """Places that a model indexes its last hidden states with, wherever these are: the CPU's are taken by all devices.
+
+    accelerate must leave them there (``placement.place`` tells it to).
+    """
+    return places.cpu() if hasattr(model, "hf_device_map") else places
 
 
 def kept(full: Tensor, places: Tensor) -> Tensor:
-    """(1, n or N, X) -> (n, X): a model need not obey ``logits_to_keep``, and its body is not asked."""
-    return full[0] if full.shape[1] == len(places) else full[0, places]
+    """(1, n or N, X) -> (n, X), on the places' device: a model need not obey ``logits_to_keep``."""
+    rows = full[0] if full.shape[1] == len(places) else full[0, places.to(full.device)]
+    return rows.to(places.device)
 
 
 def rank_in_group(index: Tensor, prompts: int) -> tuple[Tensor, int]:
@@ -201,10 +220,10 @@ def rank_in_group(index: Tensor, prompts: int) -> tuple[Tensor, int]:
 def additive(seen: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Which keys each query sees, bool (P, T, S) -> 0 or -inf (P, 1, 1, R * T, S), for queries and keys on the grid.
 
-    Made once a forward pass for each predicate, in the queries' dtype: attention would convert a bool mask in every
-    layer, and keep each for backward.
+    Made once a forward pass for each predicate and device, in the queries' dtype: attention would convert a bool mask
+    in every layer, and keep each for backward.
     """
-    mask = torch.where(seen, 0.0, -torch.inf).to(q.dtype)
+    mask = torch.where(seen, 0.0, -torch.inf).to(q.device, q.dtype)
     return mask.repeat(1, q.shape[1] // k.shape[1], 1)[:, None, None]
 
 

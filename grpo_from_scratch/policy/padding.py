@@ -34,8 +34,8 @@ class PaddedRollout:
         return self.rows(body(**self.inputs).last_hidden_state)
 
     def rows(self, full: Tensor) -> Tensor:
-        """(B, at least T, X) -> (n, X): not every module is given ``logits_to_keep``."""
-        return full[:, -self.predicted.shape[1] :][self.predicted]
+        """(B, at least T, X) -> (n, X), where the inputs are: not every module is given ``logits_to_keep``."""
+        return full.to(self.predicted.device)[:, -self.predicted.shape[1] :][self.predicted]
 
 
 class PaddedDecoder:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo_from_scratch.distributed.placement import parse_devices
 from grpo_from_scratch.distributed.precision import PRECISIONS
 from grpo_from_scratch.distributed.sharding import STRATEGIES
 from grpo_from_scratch.objective.presets import Preset, get_preset
@@ -58,7 +59,10 @@ class TrainConfig:
     value_coef: float = 0.5  # weight of the value loss when the head shares the policy's optimizer
 
     shared_prefix: bool = True  # compute a prompt once for its whole group, where the model allows it
-    strategy: str = "ddp"  # weights on several ranks: "ddp", whole; "fsdp", in slices; "tensor", in parts of layers
+    # Weights on several ranks: "ddp", whole; "fsdp", in slices; "tensor", in parts of layers. Or "layers": one process
+    # with a device for each layer, {"layer_0": "cuda:0", …} or in the model's own names.
+    strategy: str = "ddp"
+    device_map: dict[str, str] | None = _not_identity(None)
     precision: str = "fp32"  # of the passes over completions: or "bf16", "fp16"; sampling and weights are float32
     encoder: str = "hidden"  # what semantic groups see of a reply: the frozen reference's "hidden" states, or "tfidf"
 
@@ -93,11 +97,24 @@ class TrainConfig:
         }.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        self._check_device_map()
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup is a share of all updates between 0 and 1, not {self.warmup}")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be positive, not {self.temperature}: a greedy policy explores nothing")
         self._check_groups()
+
+    def _check_device_map(self):
+        if self.strategy == "layers" and self.device_map is None:
+            raise ValueError('strategy \'layers\' needs a device_map, {"layer_0": "cuda:0", "layer_1": "cuda:1"}')
+        if self.device_map is None:
+            return
+        if self.strategy != "layers":
+            raise ValueError(
+                f"a device_map places whole layers on devices, which is strategy 'layers' and not {self.strategy!r}; "
+                "it is no tensor parallelism, which splits every layer and is strategy 'tensor', without a map"
+            )
+        object.__setattr__(self, "device_map", parse_devices(self.device_map))
 
     def _check_groups(self):
         preset = self.preset

@@ -45,10 +45,10 @@ class SFTConfig:
     skip_bad: bool = False
 
 
-def starting_policy(model: str, data: str, examples: Iterable[Example], seed: int):
+def starting_policy(model: str, data: str, examples: Iterable[Example], seed: int, *, device: str | None = None):
     """(model, tokenizer) that a run begins with: a saved one, or a new tiny one that knows the data's words."""
     if model != "tiny":
-        return load_policy(model)
+        return load_policy(model, device=device)
     if data.partition(":")[0] == "embedded":
         return new_tiny_policy(vocabulary(), seed=seed)
     texts = (text for e in examples for text in (*e.background, *e.turns, *e.responses, *e.references))

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from grpo_from_scratch.distributed.placement import place
 from grpo_from_scratch.distributed.process_group import current
 from grpo_from_scratch.distributed.sharding import gathered, load_whole, rows_of, whole
 from grpo_from_scratch.policy.shared_prefix import shared_prefix
@@ -65,8 +66,8 @@ class RLTrainer:
             the row.
 
     Raises:
-        ValueError: the folder holds a run with other settings, data or weights (the message names them), or one of
-            data, reward and model cannot be used.
+        ValueError: the folder holds a run with other settings, data or weights (the message names them), or, unless
+            the strategy is "ddp", of another number of processes; or one of data, reward and model cannot be used.
     """
 
     def __init__(
@@ -79,10 +80,13 @@ class RLTrainer:
         self.config, self.on_step, self.on_evaluation = config, on_step, on_evaluation
         self.folder = Path(config.out)
         self.world = current()
+        by_layer = config.strategy == "layers"
         self.experience = Experience(config, rows_of(self.world, config.strategy))
         self.model, self.tokenizer = starting_policy(
-            config.model, config.data, self.experience.train_examples, config.seed
+            config.model, config.data, self.experience.train_examples, config.seed, device="cpu" if by_layer else None
         )
+        if by_layer:  # never whole on one device; reference and critic are copies, and lie as it does
+            place(self.model, config.device_map)
         check_length(config, self.model)
         inputs = {
             "data": data_hash(self.experience.train_examples, self.experience.heldout),
@@ -179,6 +183,7 @@ class RLTrainer:
             self.world.agree(f"weights after step {self.progress.step}", weights_hash(self.model))
         state = whole(
             {
+                "processes": self.world.size,
                 "progress": dataclasses.asdict(self.progress),
                 "model": self.model.state_dict(),
                 "algorithm": self.algorithm.state_dict(),
@@ -189,6 +194,12 @@ class RLTrainer:
         return self.world.from_first(f"checkpoint of step {step}", lambda: save_checkpoint(folder, step, state))
 
     def _restore(self, state: dict) -> None:
+        began, here, strategy = state["processes"], self.world.size, self.config.strategy
+        if strategy != "ddp" and began != here:
+            raise ValueError(
+                f"{self.folder} holds a run whose number of processes was {began}, and here it is {here}: under "
+                f"'{strategy}' a run goes on with as many processes as it began with, under 'ddp' with any number"
+            )
         self.progress = Progress(**state["progress"])
         load_whole(self.model, state["model"])
         self.algorithm.load_state_dict(state["algorithm"])

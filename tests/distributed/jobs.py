@@ -85,6 +85,11 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def begun(run: dict, out: Path) -> None:
+    """The first two steps of a run that another number of processes goes on with."""
+    RLTrainer(make_config(run, out / "begun")).train(until=2)
+
+
 def gone_on(run: dict, out: Path) -> int:
     """The rest of a run that another number of processes began in ``out/gone_on``; at which step it goes on."""
     trainer = RLTrainer(make_config(run, out / "gone_on"))

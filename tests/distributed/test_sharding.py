@@ -5,14 +5,15 @@
 
 import pytest
 import torch
-from jobs import trained
+from jobs import make_config, trained
 from safetensors.torch import load_file
 from torch import nn
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, MixtralConfig
 
 from grpo_from_scratch.distributed.process_group import World
-from grpo_from_scratch.distributed.sharding import check_heads, clip_gradients, split_styles
+from grpo_from_scratch.distributed.sharding import check_heads, clip_gradients, shard, split_styles
 from grpo_from_scratch.policy.loading import load_policy
+from grpo_from_scratch.training.trainer import RLTrainer
 
 RUNS = {
     "ppo": {"preset": "ppo", "changes": {"passes": 2}, "minibatches": 2},
@@ -59,6 +60,14 @@ def test_sharded_run_resumes_to_the_same_bits(two):
         assert rank["resumed"]["began"] == 2 and rank["resumed"]["same"]
 
 
+def test_another_number_of_processes_is_refused(fields, two):
+    """A run that two began, in this one process; ``ddp`` takes it (``test_two_processes``)."""
+    _, folder, strategy = two
+    said = f"whose number of processes was 2, and here it is 1: under '{strategy}' a run goes on with as many"
+    with pytest.raises(ValueError, match=said):
+        RLTrainer(make_config(fields | RESUMED | {"strategy": strategy}, folder / "broken"))
+
+
 def test_each_rank_holds_its_part(two):
     """Under ``tensor`` embedding and norms are whole on each."""
     for rank in two[0]:
@@ -82,6 +91,16 @@ def test_clip_gradients_is_torchs_own_on_whole_tensors():
     norm = clip_gradients(ours, 1.0)
     assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs, 1.0)) and norm > 1
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("kind", [MixtralConfig, DeepseekV3Config])
+def test_experts_are_not_split(kind):
+    """transformers' plans for mixtures of experts have styles of their own."""
+    config = kind(num_hidden_layers=2, hidden_size=16, num_attention_heads=2, num_key_value_heads=2, vocab_size=32)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match=r"strategy 'tensor' cannot take this model.* \([a-z_, ]*experts.*'fsdp'"):
+        shard(model, "tensor", World(size=2), blocks=model._no_split_modules, plan=model.tp_plan)
 
 
 def test_a_model_that_cannot_be_split_is_refused():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from jobs import make_config, replies, trained
+from jobs import tensors as tensors_of
 from safetensors.torch import load_file
 
 from grpo_from_scratch.objective.presets import PRESETS
@@ -44,9 +45,14 @@ def two(runs, job, tmp_path_factory):
     out = tmp_path_factory.mktemp("two")
     RLTrainer(make_config(runs["cluster_ema"], out / "gone_on")).train(until=2)  # begun by one process
     everything = {"operations": None, "errors": None, "trained": runs, "gone_on": runs["cluster_ema"]}
+    everything |= {"begun": runs["ppo"]}
     everything |= {name: fields_of(runs, prompts_per_step=1, group_size=4) for name in ("replies", "split_group")}
     found, folder = job("everything", everything, out=out)
-    return found, {name: [load_file(folder / f"{name}.{rank}") for rank in (0, 1)] for name in (*runs, "gone_on")}
+    tensors = {name: [load_file(folder / f"{name}.{rank}") for rank in (0, 1)] for name in (*runs, "gone_on")}
+    one = RLTrainer(make_config(runs["ppo"], folder / "begun"))  # begun by two
+    assert one.progress.step == 2
+    one.train()
+    return found, tensors | {"begun": [tensors_of(one)]}
 
 
 def fields_of(runs: dict, **changes) -> dict:
@@ -81,10 +87,11 @@ def test_ranks_have_the_same_bits(two, name):
 
 
 def test_another_number_of_processes_goes_on_with_a_run(one, two):
-    """One process made two steps; moments, moving averages and centres serve two processes as they served one."""
+    """Two after one, and one after two; moments, moving averages and centres serve them as they served the others."""
     assert [rank["gone_on"] for rank in two[0]] == [2, 2]
-    for tensors in two[1]["gone_on"]:
-        assert all(torch.allclose(tensors[key], t, rtol=0, atol=1e-5) for key, t in one[1]["cluster_ema"].items())
+    for name, run in {"gone_on": "cluster_ema", "begun": "ppo"}.items():
+        for tensors in two[1][name]:
+            assert all(torch.allclose(tensors[key], t, rtol=0, atol=1e-5) for key, t in one[1][run].items())
 
 
 def test_a_rank_had_nothing_to_learn_from(one):

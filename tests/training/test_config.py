@@ -14,7 +14,15 @@ from grpo_from_scratch.training.config import TrainConfig
         ({"steps": 0}, "steps must be at least 1, not 0"),
         ({"critic": "heads"}, "critic is one of separate, head, not 'heads'"),
         ({"encoder": "bert"}, "encoder is one of"),
-        ({"strategy": "zero"}, "strategy is one of ddp, fsdp, tensor, not 'zero'"),
+        ({"strategy": "zero"}, "strategy is one of ddp, fsdp, tensor, layers, not 'zero'"),
+        ({"strategy": "layers"}, "strategy 'layers' needs a device_map"),
+        (
+            {"device_map": {"layer_0": "cpu"}, "strategy": "tensor"},
+            "it is no tensor parallelism, which splits every layer",
+        ),
+        ({"device_map": {"layer_0": "gpu"}, "strategy": "layers"}, "puts 'layer_0' on 'gpu', which is no device"),
+        ({"device_map": {"layer_0": 0, "layer_1": "cpu"}, "strategy": "layers"}, "mixes kinds of devices"),
+        ({"device_map": {}, "strategy": "layers"}, "names a device for each layer"),
         ({"precision": "fp8"}, "precision is one of fp32, bf16, fp16, not 'fp8'"),
         ({"warmup": 4}, "share of all updates"),
         ({"temperature": 0}, "temperature must be positive"),
@@ -35,7 +43,8 @@ def test_train_config_group_of_one_is_fine_with_a_critic_or_an_ema():
 
 
 def test_train_config_survives_json():
-    config = TrainConfig(preset="dapo", betas=(0.9, 0.99))
+    config = TrainConfig(preset="dapo", betas=(0.9, 0.99), strategy="layers", device_map={"layer_0": 1})
+    assert config.device_map == {"layer_0": "cuda:1"}
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 

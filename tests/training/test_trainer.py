@@ -49,7 +49,8 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def remembered(trainer: RLTrainer) -> dict:
     """What a checkpoint of the trainer as it is now holds."""
     parts = {"model": trainer.model, "algorithm": trainer.algorithm, "updater": trainer.updater}
-    state = {name: part.state_dict() for name, part in parts.items()} | {"progress": vars(trainer.progress)}
+    state = {name: part.state_dict() for name, part in parts.items()}
+    state |= {"processes": 1, "progress": vars(trainer.progress)}
     return copy.deepcopy(state)
 
 
