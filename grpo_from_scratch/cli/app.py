@@ -22,9 +22,13 @@ app = typer.Typer(
 
 Workers = Annotated[int, typer.Option(help="Runs at a time, each on one core.", min=1)]
 Data = Annotated[
-    str, typer.Option(help="embedded[:mixed|even|hidden|0.3], sort_digits, jsonl:FILE or chitchat.", metavar="SPEC")
+    str,
+    typer.Option(
+        help="embedded[:mixed|even|hidden|0.3], sort_digits, jsonl:FILE, convai2:FILE, wizard:FILE or chitchat.",
+        metavar="SPEC",
+    ),
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines of a data file, and say how many.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad records of a data file, and say how many.")]
 Threads = Annotated[int, typer.Option(help="Torch threads; two are often slower than one on a busy machine.", min=1)]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
