@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from grpo_from_scratch.dialogue.conversations import Conversation, Message, replies
 from grpo_from_scratch.dialogue.convai2 import convai2_conversations
+from grpo_from_scratch.dialogue.conversations import Conversation, Message, replies
 from grpo_from_scratch.dialogue.corpus import DIFFICULTIES, embedded_dialogues
 from grpo_from_scratch.dialogue.dataset import SPLITS, Example, check_split, split_of
 from grpo_from_scratch.dialogue.layouts import check_layout

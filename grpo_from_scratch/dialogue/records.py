@@ -104,7 +104,7 @@ def whole_text(value: Any, name: str, *, blank: bool = False) -> str:
     """
     if not isinstance(value, str):
         raise ValueError(f'"{name}" holds a {type(value).__name__}; expected a text or a list of texts')
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if _SURROGATE.search(value):
         raise ValueError(f'"{name}" holds half of a surrogate pair; expected whole characters')
     if not value.strip() and not blank:
         raise ValueError(f'"{name}" is blank; expected a text')
@@ -276,4 +276,5 @@ class _Text:
 
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"[ \t\n\r]*")
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of such bytes

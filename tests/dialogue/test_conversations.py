@@ -1,11 +1,11 @@
 import json
 
-import published
 import pytest
 
+import published
 from grpo_from_scratch.dialogue import conversations
-from grpo_from_scratch.dialogue.conversations import Conversation, Message, replies
 from grpo_from_scratch.dialogue.convai2 import convai2_conversations
+from grpo_from_scratch.dialogue.conversations import Conversation, Message, replies
 from grpo_from_scratch.dialogue.dataset import Example
 from grpo_from_scratch.dialogue.readers import load_examples, stream_examples
 from grpo_from_scratch.dialogue.wizard import wizard_conversations
