@@ -87,7 +87,7 @@ def stream_examples(spec: str, *, seed: int = 0, skip_bad: bool = False) -> Iter
     if not detail or name not in ("jsonl", *CONVERSATIONS):
         nearest = difflib.get_close_matches(spec, SPECS, n=3) or SPECS
         raise ValueError(f"unknown data {spec!r}; the nearest valid: {', '.join(nearest)}")
-    path = Path(detail).expanduser()
+    path = _path(detail)
     bad = Skipped() if skip_bad else None
     try:
         if name == "jsonl":
@@ -99,6 +99,13 @@ def stream_examples(spec: str, *, seed: int = 0, skip_bad: bool = False) -> Iter
     finally:
         if bad is not None and bad.count:
             warnings.warn(f"skipped {bad.count} bad records, the first: {bad.first}", stacklevel=3)
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # "~somebody" who has no home here: a file's name, then
+        return Path(text)
 
 
 def _generator(spec: str):
