@@ -97,7 +97,7 @@ def test_bad_line_is_named_or_skipped_and_counted(line, message, tmp_path, dialo
     file.write_bytes(b"\n".join([*good[:2], line, *good[2:]]))
     arguments = ["evaluate", policy, "--data", dialogues, "--count", "3", "--max-new-tokens", "3"]
     assert message in grpo(*arguments, code=1)
-    assert "skipped 1 bad lines" in grpo(*arguments, "--skip-bad")
+    assert "skipped 1 bad records" in grpo(*arguments, "--skip-bad")
 
 
 def test_train_then_evaluate(tmp_path, dialogues, policy):

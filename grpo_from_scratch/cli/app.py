@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo_from_scratch.dialogue.corpus import DIFFICULTIES
 from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.dialogue.summary import printable
 
 app = typer.Typer(
     help="Group Relative Policy Optimization from scratch: measure it against PPO, train with it, judge the result.",
@@ -22,9 +23,13 @@ app = typer.Typer(
 
 Workers = Annotated[int, typer.Option(help="Runs at a time, each on one core.", min=1)]
 Data = Annotated[
-    str, typer.Option(help="embedded[:mixed|even|hidden|0.3], sort_digits, jsonl:FILE or chitchat.", metavar="SPEC")
+    str,
+    typer.Option(
+        help="embedded[:mixed|even|hidden|0.3], sort_digits, jsonl:FILE, convai2:FILE, wizard:FILE or chitchat.",
+        metavar="SPEC",
+    ),
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines of a data file, and say how many.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad records of a data file, and say how many.")]
 Threads = Annotated[int, typer.Option(help="Torch threads; two are often slower than one on a busy machine.", min=1)]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -33,7 +38,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
     """What a user can mend is said in a sentence, without a traceback; Ctrl-C says what is kept."""
     disable_progress_bar()  # transformers' own, of loading weights
-    warnings.showwarning = lambda message, *_, **__: typer.echo(f"note: {message}", err=True)
+    warnings.showwarning = lambda message, *_, **__: typer.echo(f"note: {_safe(message)}", err=True)
     try:
         yield
     except KeyboardInterrupt:
@@ -42,8 +47,13 @@ def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
     except (ValueError, OSError, ImportError, RuntimeError, FloatingPointError) as error:
         if os.environ.get("GRPO_TRACEBACK"):
             raise
-        typer.echo(f"grpo{_rank()}: {error}", err=True)
+        typer.echo(f"grpo{_rank()}: {_safe(error)}", err=True)
         raise typer.Exit(1) from None
+
+
+def _safe(message: Exception | Warning) -> str:
+    """What it says, which may quote a stranger's file, without orders to the terminal."""
+    return "\n".join(map(printable, str(message).splitlines()))
 
 
 def _rank() -> str:
@@ -55,7 +65,7 @@ def parse_value(text: str, example: Any, name: str) -> Any:
     """The value that a text means for a setting whose default is ``example``."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = text
     tree = {list: ("betas", "num_groups"), dict: ("device_map",)}
     named = name in tree.get(type(value), ())

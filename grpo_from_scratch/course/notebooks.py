@@ -265,8 +265,10 @@ def main(arguments: list[str] | None = None) -> int:
             report = list(problems(path))
         except CellFailed as error:
             report = [f"not stored: {error}"]
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not JSON
-            report = [f"cannot be read: {error}"]
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError, nbformat.ValidationError) as error:
+            report = [
+                f"cannot be read: {str(error).strip().splitlines()[0]}"
+            ]  # not UTF-8, not JSON, or of something else
         for problem in report:
             print(f"{path.name}: {problem}")
         found += len(report)

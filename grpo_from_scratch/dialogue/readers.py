@@ -1,16 +1,22 @@
-"""From a data spec to examples: the embedded dialogues, the digits to sort, a JSONL file, real human conversations."""
+"""From a data spec to examples: the embedded dialogues, the digits to sort, files, real human conversations."""
 
 import difflib
-import json
 import warnings
 from collections.abc import Iterator
-from itertools import islice
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from grpo_from_scratch.dialogue.convai2 import convai2_conversations
+from grpo_from_scratch.dialogue.conversations import Conversation, Message, replies
 from grpo_from_scratch.dialogue.corpus import DIFFICULTIES, embedded_dialogues
-from grpo_from_scratch.dialogue.dataset import Example, check_split, split_of
+from grpo_from_scratch.dialogue.dataset import SPLITS, Example, check_split, split_of
+from grpo_from_scratch.dialogue.layouts import check_layout
 from grpo_from_scratch.dialogue.reasoning import reasoning_task
+from grpo_from_scratch.dialogue.records import Skipped, json_lines, parsed, texts
 from grpo_from_scratch.dialogue.tasks import sort_digits
+from grpo_from_scratch.dialogue.wizard import wizard_conversations
 
 SPECS = (
     "embedded",
@@ -19,9 +25,11 @@ SPECS = (
     "sort_digits",
     "reasoning:TASK",
     "jsonl:FILE",
+    "convai2:FILE",
+    "wizard:FILE",
     "chitchat",
 )
-CHITCHAT_TURNS = 3  # messages of context: the one answered, and the exchange before it
+CONVERSATIONS = {"convai2": convai2_conversations, "wizard": wizard_conversations}
 
 
 def load_examples(
@@ -31,32 +39,90 @@ def load_examples(
 
     Args:
         spec: "embedded" or "embedded:DIFFICULTY" (mixed, even, hidden, or a number from 0 to 1), "sort_digits",
-            "reasoning:TASK" (see ``reasoning_task``), "jsonl:FILE" (see ``read_jsonl``) or "chitchat" (see
-            ``read_chitchat``).
+            "reasoning:TASK" (see ``reasoning_task``), "jsonl:FILE" (see ``read_jsonl``), "convai2:FILE" (see
+            ``convai2_conversations``), "wizard:FILE" (see ``wizard_conversations``) or "chitchat" (see
+            ``chitchat_conversations``).
         split: "train", "tuning" or "report"; no context stands in two of them.
-        count: at most so many (default: all there are; generated data has its own default).
+        count: at most so many (default: all there are; generated data has its own default). A file is read no further
+            than that.
         seed: for generated data.
-        skip_bad: pass over bad lines of a file and warn once with their number, instead of raising at the first.
+        skip_bad: pass over bad records of a file and warn once with their number, instead of raising at the first.
 
     Raises:
-        ValueError: an unknown spec (the nearest valid ones are named), a bad line, or no example for this split.
+        ValueError: an unknown spec (the nearest valid ones are named), a bad record, or no example for this split.
         FileNotFoundError: no such file.
-        ImportError: "chitchat" or "reasoning" without its package.
+        ImportError: "chitchat", "reasoning" or Parquet without its package.
     """
     check_split(split)
+    if (generate := _generator(spec)) is not None:
+        return generate(split, seed=seed, count=count)
+    other = 0
+    examples = []
+    with closing(stream_examples(spec, skip_bad=skip_bad)) as stream:
+        while count is None or len(examples) < count:
+            owner, example = next(stream, (None, None))
+            if example is None:
+                break
+            if owner == split:
+                examples.append(example)
+            else:
+                other += 1
+    if not examples and count != 0:
+        raise ValueError(
+            f"{spec.partition(':')[2] or spec}: no dialogue for the {split!r} split ({other} in the others); a hash "
+            "puts 80 % into train, 10 % into tuning and 10 % into report, so give it more dialogues"
+        )
+    return examples
+
+
+def stream_examples(spec: str, *, seed: int = 0, skip_bad: bool = False) -> Iterator[tuple[str, Example]]:
+    """Every example a data spec names, with its split, one at a time; arguments and errors as for ``load_examples``.
+
+    Of a file, no more than one conversation is kept in memory.
+    """
+    if (generate := _generator(spec)) is not None:
+        for split in SPLITS:
+            yield from ((split, example) for example in generate(split, seed=seed, count=None))
+        return
     name, _, detail = spec.partition(":")
-    if name == "embedded" and (detail or spec == name):
-        return embedded_dialogues(split, difficulty=_difficulty(detail or "mixed"), seed=seed, count=count)
-    if spec == "sort_digits":
-        return sort_digits(split, seed=seed, count=count)
-    if name == "reasoning" and detail:
-        return reasoning_task(detail, split, count=count, seed=seed)
     if spec == "chitchat":
-        return list(islice(read_chitchat(split), count))
-    if name == "jsonl" and detail:
-        return _load_jsonl(Path(detail).expanduser(), split, count, skip_bad)
-    nearest = difflib.get_close_matches(spec, SPECS, n=3) or SPECS
-    raise ValueError(f"unknown data {spec!r}; the nearest valid: {', '.join(nearest)}")
+        yield from replies(chitchat_conversations())
+        return
+    if not detail or name not in ("jsonl", *CONVERSATIONS):
+        nearest = difflib.get_close_matches(spec, SPECS, n=3) or SPECS
+        raise ValueError(f"unknown data {spec!r}; the nearest valid: {', '.join(nearest)}")
+    path = _path(detail)
+    bad = Skipped() if skip_bad else None
+    try:
+        if name == "jsonl":
+            for example in read_jsonl(path, bad):
+                yield split_of("\n".join(example.background + example.turns)), example
+        else:
+            check_layout(path, name)
+            yield from replies(CONVERSATIONS[name](path, bad))
+    finally:
+        if bad is not None and bad.count:
+            warnings.warn(f"skipped {bad.count} bad records, the first: {bad.first}", stacklevel=3)
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # "~somebody" who has no home here: a file's name, then
+        return Path(text)
+
+
+def _generator(spec: str):
+    """What makes a spec's examples, if they are not read."""
+    name, colon, detail = spec.partition(":")
+    if spec == "sort_digits":
+        return sort_digits
+    if name == "embedded" and (detail or not colon):
+        difficulty = _difficulty(detail or "mixed")
+        return lambda split, **options: embedded_dialogues(split, difficulty=difficulty, **options)
+    if name == "reasoning" and detail:
+        return partial(reasoning_task, detail)
+    return None
 
 
 def _difficulty(text: str) -> str | float:
@@ -66,26 +132,7 @@ def _difficulty(text: str) -> str | float:
         return text
 
 
-def _load_jsonl(path: Path, split: str, count: int | None, skip_bad: bool) -> list[Example]:
-    bad: list[str] | None = [] if skip_bad else None
-    other = 0
-    examples = []
-    for example in read_jsonl(path, bad):
-        if split_of("\n".join(example.background + example.turns)) != split:
-            other += 1
-        elif count is None or len(examples) < count:
-            examples.append(example)
-    if bad:
-        warnings.warn(f"skipped {len(bad)} bad lines, the first: {bad[0]}", stacklevel=3)
-    if not examples:
-        raise ValueError(
-            f"{path}: no dialogue for the {split!r} split ({other} in the others); a context's hash puts 80 % into "
-            "train, 10 % into tuning and 10 % into report, so give it more dialogues"
-        )
-    return examples
-
-
-def read_jsonl(path: Path, bad: list[str] | None = None) -> Iterator[Example]:
+def read_jsonl(path: Path, bad: list[str] | Skipped | None = None) -> Iterator[Example]:
     """Dialogues of a UTF-8 file (with or without a BOM), one JSON object a line, read line by line:
 
         {"context": "hi" | ["hi", "hello", "how are you ?"], "response": "fine !" | "references": ["fine !", "well !"],
@@ -102,41 +149,16 @@ def read_jsonl(path: Path, bad: list[str] | None = None) -> Iterator[Example]:
         FileNotFoundError: no such file.
         ValueError: a bad line (file, line number and what was expected), or a file without any line.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no data file {path}")
-    lines = 0
-    with path.open("rb") as file:  # bytes, so that one broken line does not stop the reading of the others
-        for number, line in enumerate(file, start=1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
-                continue
-            lines += 1
-            try:
-                example = _parse_line(line)
-            except ValueError as error:
-                message = f"{path}, line {number}: {error}"
-                if bad is None:
-                    raise ValueError(message) from error
-                bad.append(message)
-            else:
-                yield example
-    if not lines:
-        raise ValueError(f"{path} is empty; expected one JSON object with a context and a response on each line")
+    check_layout(path, "jsonl")
+    yield from parsed(json_lines(path), _from_record, path, bad)
 
 
-def _parse_line(line: bytes) -> Example:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error}); expected an object with a context and a response") from error
+def _from_record(record: Any) -> Example:
     if not isinstance(record, dict):
         raise ValueError(f"expected a JSON object with a context and a response, got a {type(record).__name__}")
-    response = _texts(record, "response")
-    references = _texts(record, "references") or response
-    turns = _texts(record, "context")
+    response = texts(record, "response")
+    references = texts(record, "references") or response
+    turns = texts(record, "context")
     if not turns:
         raise ValueError('no "context"; expected a text or a list of turns, oldest first')
     if not references:
@@ -144,30 +166,14 @@ def _parse_line(line: bytes) -> Example:
     return Example(
         turns=turns,
         references=references,
-        background=_texts(record, "persona") + _texts(record, "knowledge"),
+        background=texts(record, "persona") + texts(record, "knowledge"),
         responses=response,
-        facts=_texts(record, "facts"),
+        facts=texts(record, "facts"),
     )
 
 
-def _texts(record: dict, key: str) -> tuple[str, ...]:
-    """The key's text or texts, without the blank ones; an absent or null key has none."""
-    value = record.get(key)
-    values = [] if value is None else value if isinstance(value, list) else [value]
-    for text in values:
-        if not isinstance(text, str):
-            raise ValueError(f'"{key}" holds a {type(text).__name__}; expected a text or a list of texts')
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise ValueError(f'"{key}" holds half of a surrogate pair ; expected whole characters')
-    return tuple(text.strip() for text in values if text.strip())
-
-
-def read_chitchat(split: str) -> Iterator[Example]:
-    """Real human conversations (BYU's Chit Chat Challenge, package chitchat-dataset): each reply to the last
-    CHITCHAT_TURNS messages before it.
-
-    A conversation belongs to one split as a whole. People often open alike ("hi"), so a context that stands in
-    conversations of several splits goes to the first that has it, and is left out of the others.
+def chitchat_conversations() -> Iterator[Conversation]:
+    """Real human conversations (BYU's Chit Chat Challenge, package chitchat-dataset): every message is a reply.
 
     Raises:
         ImportError: the package is not installed.
@@ -176,12 +182,6 @@ def read_chitchat(split: str) -> Iterator[Example]:
         from chitchat_dataset import ConversationDataset
     except ImportError as error:
         raise ImportError("the chitchat data needs its package: pip install 'grpo-from-scratch[chitchat]'") from error
-    owners: dict[tuple[str, ...], str] = {}
     for conversation in ConversationDataset():
         messages = [message.strip() for message in conversation]
-        messages = [message for message in messages if message]
-        owner = split_of("\n".join(messages))
-        for i in range(1, len(messages)):
-            turns = tuple(messages[max(0, i - CHITCHAT_TURNS) : i])
-            if owners.setdefault(turns, owner) == owner == split:
-                yield Example(turns=turns, references=(messages[i],))
+        yield Conversation([Message(message, is_reply=True) for message in messages if message])

@@ -163,7 +163,7 @@ def run_notebook(path: Path, executed: Path | None) -> None:
         CellFailed: a cell raised.
     """
     rank = int(os.environ.get("RANK", 0))
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read_notebook(path)
     recorder = Recorder(echo=rank == 0)
     shell = shell_for(recorder)
     sys.path.insert(0, str(path.parent))
@@ -205,6 +205,21 @@ def told_if_killed(where: str) -> Iterator[None]:
     Path(file).unlink(missing_ok=True)
 
 
+def read_notebook(path: Path) -> nbformat.NotebookNode:
+    """The notebook in this file.
+
+    Raises:
+        ValueError: there is none in it.
+    """
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:  # nbformat looks into whatever the JSON is
+        why = str(error).strip().splitlines()[:1]
+        raise ValueError(f"{path} is no notebook ({type(error).__name__}: {' '.join(why)[:200]})") from error
+    return notebook
+
+
 def write_whole(notebook: nbformat.NotebookNode, path: Path) -> None:
     """Whole or not at all: the job may be ended at any time."""
     partial = path.with_suffix(".partial")
@@ -223,6 +238,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.notebook.is_file():
         parser.error(f"there is no notebook {options.notebook}")
+    try:
+        read_notebook(options.notebook)
+    except ValueError as error:
+        parser.error(str(error))
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     handler = get_error_handler()
     handler.initialize()

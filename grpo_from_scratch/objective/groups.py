@@ -264,10 +264,11 @@ def group_range(num_groups: int | tuple[int, int]) -> tuple[int, int]:
     Raises:
         ValueError: not a positive integer, nor a pair 2 <= low <= high.
     """
-    if isinstance(num_groups, int) and num_groups >= 1:
-        return num_groups, num_groups
-    if isinstance(num_groups, (tuple, list)) and len(num_groups) == 2 and 2 <= num_groups[0] <= num_groups[1]:
-        return num_groups[0], num_groups[1]
+    pair = num_groups if isinstance(num_groups, tuple | list) else (num_groups, num_groups)
+    if len(pair) == 2 and all(isinstance(number, int) and not isinstance(number, bool) for number in pair):
+        low, high = pair
+        if 2 <= low <= high or 1 <= low == high == num_groups:
+            return low, high
     raise ValueError(f"num_groups must be a positive integer or (low, high) with 2 <= low <= high, not {num_groups!r}")
 
 

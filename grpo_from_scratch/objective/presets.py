@@ -4,6 +4,7 @@ import difflib
 from dataclasses import dataclass
 
 from grpo_from_scratch.objective.baselines import EMA_INITS
+from grpo_from_scratch.objective.fields import check_types
 from grpo_from_scratch.objective.groups import group_range
 
 _CHOICES = {
@@ -57,6 +58,7 @@ class Preset:
     overlong_penalty: float = 0.0  # share of max_new_tokens over which the length penalty grows; 0: no penalty
 
     def __post_init__(self):
+        check_types(self)
         for field, choices in _CHOICES.items():
             if getattr(self, field) not in choices:
                 raise ValueError(f"{field} must be one of {', '.join(choices)}, not {getattr(self, field)!r}")
@@ -191,6 +193,8 @@ def get_preset(preset: str | Preset) -> Preset:
     """
     if isinstance(preset, Preset):
         return preset
+    if not isinstance(preset, str):
+        raise ValueError(f"preset takes a name or a Preset, not a {type(preset).__name__}")
     name = ALIASES.get(preset, preset)
     if name not in PRESETS:
         known = [*PRESETS, *ALIASES]

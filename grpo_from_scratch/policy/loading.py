@@ -134,7 +134,7 @@ def _local_first(name_or_path: str | Path, read: Callable[..., Any]) -> Any:
                 raise
         _ask_hub(name_or_path)
         return read(local_files_only=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a wrong setting in a config makes transformers fail in any way
         raise ValueError(_why_not(name_or_path, error)) from error
 
 
@@ -191,7 +191,8 @@ def _why_not(name_or_path: str | Path, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return f"'{name_or_path}' needs code of its own, which is never run here: use an architecture of transformers."
     if Path(name_or_path).is_dir():
-        return f"the folder '{name_or_path}' cannot be loaded as a causal language model: {error}"
+        why = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
+        return f"the folder '{name_or_path}' cannot be loaded as a causal language model: {why}"
     return (
         f"'{name_or_path}' is neither 'tiny' nor a local folder; as a hub id it is not in the cache, and {error}: "
         "check the name, or download it where there is a network and give its folder."

@@ -1,10 +1,12 @@
 """Checkpoints: everything that a bit-exact resume needs, written whole or not at all.
 
 A state is a tree of dicts and lists. Tensors go to ``state.safetensors``, all else to ``state.json``: no pickle, so
-loading a stranger's checkpoint runs no code. A checkpoint is written beside the previous one and takes its place by a
-rename, so a full disk or a killed process leaves the previous one as it was.
+loading a stranger's checkpoint runs no code. A checksum over both tells a damaged checkpoint, which training could not.
+A checkpoint is written beside the previous one and takes its place by a rename, so a full disk or a killed process
+leaves the previous one as it was.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -33,7 +35,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
         tensors: dict[str, torch.Tensor] = {}
         tree = _take_out_tensors(state, "", tensors, {})
         save_file(tensors, partial / "state.safetensors")
-        (partial / "state.json").write_text(json.dumps(tree), encoding="utf-8")
+        written = json.dumps({"checksum": _checksum(tree, partial), "state": tree})
+        (partial / "state.json").write_text(written, encoding="utf-8")
         for file in partial.iterdir():
             _flush_to_disk(file)
         os.replace(partial, target)
@@ -63,14 +66,23 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ValueError: the checkpoint is not readable.
     """
     try:
-        tensors = load_file(path / "state.safetensors")
-        return _put_back_tensors(json.loads((path / "state.json").read_text(encoding="utf-8")), tensors)
+        written = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if written["checksum"] != _checksum(written["state"], path):
+            raise ValueError("it is not what was written")
+        return _put_back_tensors(written["state"], load_file(path / "state.safetensors"))
     except Exception as error:
         raise ValueError(f"{path} is not a readable checkpoint ({error}); delete it to start this run anew") from error
 
 
 def _complete(folder: Path) -> list[Path]:
     return [path for path in folder.glob("step-*") if (path / "state.json").is_file()]
+
+
+def _checksum(tree: Any, folder: Path) -> str:
+    with open(folder / "state.safetensors", "rb") as file:
+        digest = hashlib.file_digest(file, "blake2b")
+    digest.update(json.dumps(tree).encode())
+    return digest.hexdigest()
 
 
 def _take_out_tensors(node: Any, path: str, tensors: dict, seen: dict) -> Any:

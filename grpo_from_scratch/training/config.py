@@ -8,12 +8,17 @@ from typing import Any
 from grpo_from_scratch.distributed.placement import parse_devices
 from grpo_from_scratch.distributed.precision import PRECISIONS
 from grpo_from_scratch.distributed.sharding import STRATEGIES
+from grpo_from_scratch.objective.fields import check_types
 from grpo_from_scratch.objective.presets import Preset, get_preset
 
 
 def _not_identity(default: Any) -> Any:
     """A field that may differ between a run and its continuation: it changes no number of the run."""
     return field(default=default, metadata={"identity": False})
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,10 @@ class TrainConfig:
     skip_bad: bool = False
 
     def __post_init__(self):
+        check_types(self)
         object.__setattr__(self, "preset", get_preset(self.preset))
+        if not (isinstance(self.betas, list | tuple) and len(self.betas) == 2 and all(map(_is_share, self.betas))):
+            raise ValueError(f"betas takes two numbers from 0 to below 1, not {self.betas!r}")
         object.__setattr__(self, "betas", tuple(self.betas))
         for name in (
             "steps",
@@ -150,11 +158,22 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> "TrainConfig":
+        """The config that :meth:`to_dict` made a dict of.
+
+        Raises:
+            ValueError: a setting that does not exist or does not fit.
+        """
+        if not isinstance(saved, dict):
+            raise ValueError(f"a TrainConfig is saved as an object of settings, not as a {type(saved).__name__}")
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(saved) - known):
             raise ValueError(f"unknown settings {', '.join(unknown)}; a TrainConfig has {', '.join(sorted(known))}")
         preset = saved.get("preset", "grpo")
-        return cls(**saved | {"preset": Preset(**preset) if isinstance(preset, dict) else preset})
+        if isinstance(preset, dict):
+            if unknown := sorted(set(preset) - {f.name for f in dataclasses.fields(Preset)}):
+                raise ValueError(f"unknown settings {', '.join(unknown)} of the preset")
+            preset = Preset(**preset)
+        return cls(**saved | {"preset": preset})
 
     def differences(self, other: "TrainConfig") -> list[str]:
         """``["steps: 40 there, 60 here", ...]`` for the settings that make two configs two different runs."""

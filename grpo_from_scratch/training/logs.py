@@ -29,13 +29,24 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a last line cut short by a crash is left out."""
+    """The rows of a metrics file; a last line cut short by a crash is left out.
+
+    Raises:
+        ValueError: any other line is no row of a run.
+    """
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number}: not JSON ({error}); mend the line or delete the run") from error
+        if isinstance(row, dict) and type(row.get("step")) is int:
+            rows.append(row)
+        elif line.strip():
+            raise ValueError(f"{path}, line {number}: no row with a step; mend the line or delete the run")
     return rows
 
 

@@ -26,6 +26,9 @@ from grpo_from_scratch.training.provenance import data_hash, source_hash, versio
 from grpo_from_scratch.training.sft import starting_policy
 from grpo_from_scratch.training.updates import Updater
 
+# What a run writes into its folder, and what the table and the command add.
+WRITTEN = ("config.*", "metrics.*", "result.*", "checkpoints", "checkpoints/*", "policy", "policy/*")
+
 
 @dataclass
 class RunResult:
@@ -102,7 +105,14 @@ class RLTrainer:
         if checkpoint is not None:
             if not checkpoint.is_dir():
                 raise ValueError(f"there is no {checkpoint} here, but rank 0 sees it: put the run on a shared disk")
-            self._restore(load_checkpoint(checkpoint))
+            state = load_checkpoint(checkpoint)
+            try:
+                self._restore(state)
+                if self.progress.step != checkpoint_step(checkpoint):
+                    raise ValueError(f"it was saved after step {self.progress.step}")
+            except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+                why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                raise ValueError(f"{checkpoint} is of another run ({why}); delete it to start this one anew") from error
 
     def _open_folder(self, inputs: dict[str, str]) -> Path | None:
         """Claim the run's folder and open its log. Returns the checkpoint to go on from, if there is one."""
@@ -217,11 +227,18 @@ def claim_folder(folder: Path, config: TrainConfig, inputs: dict[str, str]) -> N
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; a run needs a folder of its own")
+    for link in (path for pattern in WRITTEN for path in folder.glob(pattern) if path.is_symlink()):
+        raise ValueError(f"{link} is a link, and a run writes nothing outside its folder; put a file or folder there")
     saved = folder / "config.json"
     if saved.is_file():
-        earlier = json.loads(saved.read_text(encoding="utf-8"))
-        differences = config.differences(TrainConfig.from_dict(earlier["config"]))
-        differences += [f"the {name} changed" for name in inputs if inputs[name] != earlier["inputs"][name]]
+        try:
+            earlier = json.loads(saved.read_text(encoding="utf-8"))
+            differences = config.differences(TrainConfig.from_dict(earlier["config"]))
+            differences += [f"the {name} changed" for name in inputs if inputs[name] != earlier["inputs"][name]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"{saved} is not of a run ({type(error).__name__}: {error}); choose another folder, or delete this one"
+            ) from error
         if differences:
             raise ValueError(
                 f"{folder} holds a run with other settings ({'; '.join(differences)}); "

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_from_scratch.dialogue import readers
+from grpo_from_scratch.dialogue import conversations
 from grpo_from_scratch.dialogue.corpus import embedded_dialogues
 from grpo_from_scratch.dialogue.dataset import SPLITS, Example
-from grpo_from_scratch.dialogue.readers import load_examples, read_chitchat, read_jsonl
+from grpo_from_scratch.dialogue.readers import load_examples, read_jsonl, stream_examples
 from grpo_from_scratch.dialogue.tasks import sort_digits
 
 GOOD = b'{"context": "hi", "response": "hello"}'
@@ -61,7 +61,9 @@ def test_load_examples_sort_digits():
         ("chitcat", "chitchat"),
         ("jsonl", "jsonl:FILE"),
         ("jsonl:", "jsonl:FILE"),
-        ("convai2", "embedded.*sort_digits.*jsonl:FILE.*chitchat"),
+        ("convai2", "convai2:FILE"),
+        ("wizzard:x", "wizard:FILE"),
+        ("elsewhere", "embedded.*sort_digits.*jsonl:FILE.*convai2:FILE.*wizard:FILE.*chitchat"),
         ("", "embedded"),
     ],
 )
@@ -141,7 +143,9 @@ def test_load_examples_broken_byte_keeps_the_other_lines(tmp_path):
     path = many(tmp_path)
     whole = load_examples(f"jsonl:{path}", "train")
     path.write_bytes(GOOD + b"\xff\n" + path.read_bytes() + b"{}\n")
-    with pytest.warns(UserWarning, match=r"skipped 2 bad lines, the first: .*data\.jsonl, line 1: not UTF-8") as caught:
+    with pytest.warns(
+        UserWarning, match=r"skipped 2 bad records, the first: .*data\.jsonl, line 1: not UTF-8"
+    ) as caught:
         assert load_examples(f"jsonl:{path}", "train", skip_bad=True) == whole
     assert len(caught) == 1
     with pytest.raises(ValueError, match="line 1"):
@@ -162,7 +166,7 @@ def test_read_jsonl_missing_or_empty_file(tmp_path):
 def test_load_examples_of_bad_lines_only(tmp_path):
     """DT-09: nothing usable is an error, not an empty data set."""
     path = write(tmp_path, b"{}", b"nonsense")
-    with pytest.warns(UserWarning, match="skipped 2 bad lines"), pytest.raises(ValueError, match="no dialogue for"):
+    with pytest.warns(UserWarning, match="skipped 2 bad records"), pytest.raises(ValueError, match="no dialogue for"):
         load_examples(f"jsonl:{path}", "train", skip_bad=True)
 
 
@@ -196,7 +200,9 @@ def test_load_examples_jsonl_split_looks_at_the_background(tmp_path):
 
 def test_load_examples_jsonl_count_takes_the_first(tmp_path):
     path = many(tmp_path)
-    assert load_examples(f"jsonl:{path}", "train", count=7) == load_examples(f"jsonl:{path}", "train")[:7]
+    whole = load_examples(f"jsonl:{path}", "train")
+    path.write_bytes(path.read_bytes() + b"nothing behind them is read")
+    assert load_examples(f"jsonl:{path}", "train", count=7) == whole[:7]
 
 
 @settings(deadline=None, max_examples=50)
@@ -210,7 +216,7 @@ def test_read_jsonl_reads_back_what_json_wrote(tmp_path_factory, turns, reply, a
 
 
 @pytest.fixture
-def conversations(monkeypatch):
+def chitchat(monkeypatch):
     """Stands in for the package: what it holds is what the test puts in."""
     held = []
     module = types.ModuleType("chitchat_dataset")
@@ -219,10 +225,10 @@ def conversations(monkeypatch):
     return held
 
 
-def test_read_chitchat_replies_to_the_last_messages(conversations, monkeypatch):
-    monkeypatch.setattr(readers, "split_of", lambda context: "train")
-    conversations += [["a", " b ", " ", "c", "d", "e"], ["only one"]]
-    assert [(example.turns, example.references) for example in read_chitchat("train")] == [
+def test_chitchat_replies_to_the_last_messages(chitchat, monkeypatch):
+    monkeypatch.setattr(conversations, "split_of", lambda context: "train")
+    chitchat += [["a", " b ", " ", "c", "d", "e"], ["only one"]]
+    assert [(example.turns, example.references) for example in load_examples("chitchat", "train")] == [
         (("a",), ("b",)),
         (("a", "b"), ("c",)),
         (("a", "b", "c"), ("d",)),
@@ -230,12 +236,20 @@ def test_read_chitchat_replies_to_the_last_messages(conversations, monkeypatch):
     ]
 
 
-def test_read_chitchat_shared_opening_goes_to_one_split(conversations, monkeypatch):
-    monkeypatch.setattr(readers, "split_of", lambda text: "report" if "report" in text else "train")
-    conversations += [["hi", "hello"], ["hi", "report", "x"], ["hi", "again"]]
-    assert [example.turns for example in read_chitchat("train")] == [("hi",), ("hi",)]
-    assert [example.turns for example in read_chitchat("report")] == [("hi", "report")]
-    assert load_examples("chitchat", "train", count=1) == list(read_chitchat("train"))[:1]
+def test_chitchat_shared_opening_goes_to_one_split(chitchat, monkeypatch):
+    monkeypatch.setattr(conversations, "split_of", lambda text: "report" if "report" in text else "train")
+    chitchat += [["hi", "hello"], ["hi", "report", "x"], ["hi", "again"]]
+    assert [example.turns for example in load_examples("chitchat", "train")] == [("hi",), ("hi",)]
+    assert [example.turns for example in load_examples("chitchat", "report")] == [("hi", "report")]
+    assert [example.references for example in load_examples("chitchat", "train", count=1)] == [("hello",)]
+
+
+def test_stream_examples_is_load_examples_of_every_split(tmp_path):
+    path = many(tmp_path)
+    for spec in (f"jsonl:{path}", "sort_digits"):
+        streamed = list(stream_examples(spec, seed=3))
+        for split in SPLITS:
+            assert [example for owner, example in streamed if owner == split] == load_examples(spec, split, seed=3)
 
 
 def test_load_examples_chitchat_without_its_package(monkeypatch):

@@ -74,4 +74,4 @@ def test_save_checkpoint_refuses_what_only_pickle_could_hold(tmp_path):
 def test_save_checkpoint_is_json_and_safetensors(tmp_path):
     path = save_checkpoint(tmp_path, 1, state(1.0))
     assert sorted(file.name for file in path.iterdir()) == ["state.json", "state.safetensors"]
-    assert json.loads((path / "state.json").read_text())["b"]["again"] == {"__tensor__": "/a"}
+    assert json.loads((path / "state.json").read_text())["state"]["b"]["again"] == {"__tensor__": "/a"}
