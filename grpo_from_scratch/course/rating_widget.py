@@ -34,10 +34,8 @@ class RatingWidget:
         session = session if isinstance(session, RatingSession) else RatingSession(session)
         self.sitting = Sitting(session, rater)
         self.shown, self.message = widgets.HTML(), widgets.HTML()
-        # no default: only what a person chose is an answer
         self.rows = {
-            aspect: widgets.ToggleButtons(options=list(SCALE), value=None, style={"button_width": "3em"})
-            for aspect in ASPECTS
+            aspect: widgets.ToggleButtons(options=list(SCALE), style={"button_width": "3em"}) for aspect in ASPECTS
         }
         # continuous_update=False: the value comes with Enter, or when the field is left
         self.field = widgets.Text(placeholder="4 5 3, then Enter", continuous_update=False, layout={"width": "12em"})
@@ -81,7 +79,7 @@ class RatingWidget:
         item = self.sitting.item
         before = self.sitting.rated.get(item.id, {}) if item else {}
         for aspect, row in self.rows.items():
-            row.value = before.get(aspect)
+            row.value = before.get(aspect)  # None presses no button: only what a person chose is an answer
         self.field.value = ""
         lines = [f"<b>{self._progress()}</b> (0 is worst, 5 is best; b goes back)"]
         if item:
