@@ -125,23 +125,34 @@ class RLTrainer:
         """Run to the end, or to step ``until``; Ctrl-C lets the step finish, saves, and raises KeyboardInterrupt."""
         config, progress = self.config, self.progress
         last = config.steps if until is None else min(until, config.steps)
-        interrupted = False
-        with finish_step_on_interrupt() as interrupt, shared_prefix(config.shared_prefix):
-            if progress.step == 0 and config.eval_every:
-                self._record(self._counters() | self._evaluation())
+        begun, interrupted = progress.step, False
+        with finish_step_on_interrupt() as interrupt:
             while progress.step < last and not interrupted:
-                row = self._step()
-                if config.eval_every and (progress.step % config.eval_every == 0 or progress.step == config.steps):
-                    row |= self._evaluation()
-                self._record(row)
+                self.advance()
                 interrupted = self._any_rank(interrupt.is_set())  # Ctrl-C may reach ranks in different steps
-                stopping = progress.step == last or interrupted
-                if config.checkpoint_every and (stopping or progress.step % config.checkpoint_every == 0):
-                    self.save()
+            if config.checkpoint_every and progress.step > begun:
+                self.save()
         if interrupted or interrupt.is_set():
             raise KeyboardInterrupt
         metrics = self.world.from_first("metrics of the run", lambda: read_metrics(self.log.path))
         return RunResult(self.model, self.tokenizer, metrics)
+
+    def advance(self) -> dict:
+        """One step: rollout, updates, and the evaluation and the checkpoint that are due. Returns its row of metrics.
+
+        The first one evaluates the untrained policy before.
+        """
+        config, progress = self.config, self.progress
+        with shared_prefix(config.shared_prefix):
+            if progress.step == 0 and config.eval_every:
+                self._record(self._counters() | self._evaluation())
+            row = self._step()
+            if config.eval_every and (progress.step % config.eval_every == 0 or progress.step == config.steps):
+                row |= self._evaluation()
+        self._record(row)
+        if config.checkpoint_every and progress.step % config.checkpoint_every == 0:
+            self.save()
+        return row
 
     def _any_rank(self, flag: bool) -> bool:
         return bool(self.world.sum(f"end of step {self.progress.step}", torch.tensor(int(flag))))
