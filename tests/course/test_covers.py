@@ -23,7 +23,7 @@ def test_cover_is_the_stored_picture(path):
 def test_readme_tells_each_notebooks_time(path):
     opening = nbformat.read(path, as_version=4).cells[0].source
     minutes, more = re.search(r"\*\*Time:\*\* (\d+) minutes, (\d+) more", opening).groups()
-    (row,) = [line for line in README.splitlines() if f"(notebooks/{path.name})" in line]
+    (row,) = [line for line in README.splitlines() if line.startswith(f'| <img src="notebooks/covers/{path.stem}.png"')]
     assert f"covers/{path.stem}.png" in row and row.endswith(f"| {minutes} + {more} |")
 
 
