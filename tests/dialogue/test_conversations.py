@@ -77,6 +77,13 @@ def test_convai2_as_pitfall_dt_07_tells_it(tmp_path):
     ], "an opening answers nothing, so it is only context"
 
 
+def test_convai2_conversations_of_one_line(tmp_path):
+    assert examples(tmp_path, "convai2", "1 hi\thello\n1 you\tme\n") == [
+        Example(("hi",), ("hello",)),
+        Example(("you",), ("me",)),
+    ]
+
+
 def test_convai2_four_columns_with_a_reward(tmp_path):
     assert examples(tmp_path, "convai2", "1 hi\thello\t0.5\tbye|hello\n") == [Example(("hi",), ("hello",))]
 

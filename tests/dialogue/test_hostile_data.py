@@ -211,17 +211,15 @@ def test_readers_of_anything(tmp_path_factory, spec, data):
     check_reading(path, spec)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from([name for name in published.FILES if "j" in name or "hub" in name]), st.integers(1, 50))
-def test_json_is_read_alike_in_pieces_of_any_size(tmp_path_factory, name, chunk):
-    """A record that the end of a piece cuts, in a text, an escape, a number or a character, is the same record."""
-    spec, text = published.FILES[name]
-    path = tmp_path_factory.mktemp("pieces") / "data"
-    path.write_text(text, encoding="utf-8")
-    whole, _ = read(path, spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "CHUNK", chunk)
-        assert read(path, spec)[0] == whole and not isinstance(whole, str)
+@pytest.mark.parametrize("form", ["[{0}, {0}]", '{{"train": [{0}], "valid": [{0}]}}', "{{\n{1}\n{0}"])
+def test_json_is_read_alike_in_pieces_of_any_size(tmp_path, monkeypatch, form):
+    """A record that the end of a piece cuts, in a word, a text, an escape, a number or a character, is the same one."""
+    record = '{"a": true, "b": [null, -1.5e3], "é": "你 \\ud83d\\ude00 \\" \\n 😊"}'
+    text = form.format(record, record[1:]).encode()
+    (tmp_path / "data").write_bytes(text)
+    for chunk in range(1, len(text) + 1):
+        monkeypatch.setattr(records, "CHUNK", chunk)
+        assert [value for _, value in records.records(tmp_path / "data")] == [json.loads(record)] * 2, chunk
 
 
 GOOD = published.convai2(conversations=[published.EXCHANGES])
