@@ -165,8 +165,8 @@ def test_train_options_of_anything(tmp_path, monkeypatch, inputs):
     """Every option up to the training itself, which stands still here."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(command, "_train", lambda config, world, title: None)
-    monkeypatch.setattr(command, "_fine_tune", lambda config: tmp_path)
+    monkeypatch.setattr(command, "_train", lambda *_, **__: None)
+    monkeypatch.setattr(command, "_fine_tune", lambda *_, **__: tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     words = st.sampled_from(sorted(OPTIONS)).flatmap(
         lambda name: st.tuples(st.just(name), st.sampled_from(OPTIONS[name]) | st.text(string.printable, max_size=5))

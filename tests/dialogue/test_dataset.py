@@ -255,7 +255,7 @@ def test_columns_one_entry_an_example():
     assert data["references"] == [("w5 w6",), ("a", "b")]
     assert data["facts"] == [(), ("f",)]
     assert data["kind"] == ["", "fact"]
-    assert set(data) == {"turns", "references", "background", "responses", "facts", "kind", "topic"}
+    assert set(data) == {"turns", "references", "background", "responses", "facts", "kind", "topic", "item"}
     assert all(len(values) == 2 for values in data.values())
 
 

@@ -104,7 +104,7 @@ def test_specs_of_anything(tmp_path, inputs):
     @settings(max_examples=inputs, deadline=None)
     @given(rewards, specs, st.sampled_from([*SPLITS, "", "test"]))
     def check(reward, spec, split):
-        says(lambda: parse_reward(reward)(["p"], ["hi"], references=[("hi",)], facts=[("hi",)]))
+        says(lambda: parse_reward(reward))
         try:
             says(lambda: load_examples(spec, split, count=1))
         except OSError as error:  # no such file, or no name for one
