@@ -106,6 +106,7 @@ class RLTrainer:
             if not checkpoint.is_dir():
                 raise ValueError(f"there is no {checkpoint} here, but rank 0 sees it: put the run on a shared disk")
             state = load_checkpoint(checkpoint)
+            self._check_processes(state.get("processes", self.world.size))
             try:
                 self._restore(state)
                 if self.progress.step != checkpoint_step(checkpoint):
@@ -214,13 +215,15 @@ class RLTrainer:
         folder, step = self.folder / "checkpoints", self.progress.step
         return self.world.from_first(f"checkpoint of step {step}", lambda: save_checkpoint(folder, step, state))
 
-    def _restore(self, state: dict) -> None:
-        began, here, strategy = state["processes"], self.world.size, self.config.strategy
+    def _check_processes(self, began: int) -> None:
+        here, strategy = self.world.size, self.config.strategy
         if strategy != "ddp" and began != here:
             raise ValueError(
                 f"{self.folder} holds a run whose number of processes was {began}, and here it is {here}: under "
                 f"'{strategy}' a run goes on with as many processes as it began with, under 'ddp' with any number"
             )
+
+    def _restore(self, state: dict) -> None:
         self.progress = Progress(**state["progress"])
         load_whole(self.model, state["model"])
         self.algorithm.load_state_dict(state["algorithm"])
