@@ -176,5 +176,7 @@ def placed_like(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 def load_whole(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Take over a state of whole tensors."""
-    module.load_state_dict({name: placed_like(state[name], target) for name, target in module.state_dict().items()})
+    """Take over whole tensors; what the state does not name stays as it is."""
+    targets = module.state_dict()
+    placed = {name: placed_like(tensor, targets[name]) for name, tensor in state.items()}
+    module.load_state_dict(placed, strict=False)
