@@ -74,7 +74,8 @@ def skeleton(name_or_path: str | Path) -> nn.Module:
     """
     if str(name_or_path) == "tiny":
         return new_tiny_policy(vocabulary())[0]
-    read = partial(AutoConfig.from_pretrained, name_or_path, trust_remote_code=False)
+    where, options = _located(name_or_path)
+    read = partial(AutoConfig.from_pretrained, where, trust_remote_code=False, **options)
     config = _local_first(name_or_path, read)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
@@ -142,7 +143,7 @@ def _local_first(name_or_path: str | Path, read: Callable[..., Any]) -> Any:
     Raises:
         ValueError: of none of them; one sentence says why.
     """
-    _check_folder(name_or_path)
+    _check_path(name_or_path)
     try:
         try:
             return read(local_files_only=True)
@@ -165,9 +166,9 @@ def _ask_hub(name_or_path: str | Path) -> None:
 def _read(name_or_path: str | Path, dtype: torch.dtype, **options):
     options["trust_remote_code"] = False
     if _is_gguf(name_or_path):
-        options["gguf_file"] = Path(name_or_path).name
-        folder, how = Path(name_or_path).parent, {"quantization_config": GgufConfig(dequantize=True)}
-        return _weights(folder, dtype, **how, **options), AutoTokenizer.from_pretrained(folder, **options)
+        folder, file = _located(name_or_path)
+        model = _weights(folder, dtype, quantization_config=GgufConfig(dequantize=True), **file, **options)
+        return model, AutoTokenizer.from_pretrained(folder, **file, **options)
     # A tokenizer that says it is generic is what its tokenizer.json says. AutoTokenizer would rebuild it as the class
     # usual for the model's architecture, and a word-level tokenizer beside a Qwen2 would silently lose its words.
     declared = get_tokenizer_config(name_or_path, **options).get("tokenizer_class")
@@ -226,7 +227,13 @@ def _is_gguf(name_or_path: str | Path) -> bool:
     return Path(name_or_path).suffix == ".gguf"
 
 
-def _check_folder(name_or_path: str | Path) -> None:
+def _located(name_or_path: str | Path) -> tuple[str | Path, dict[str, str]]:
+    """The folder or hub id for ``from_pretrained``, and its keyword if a file there is meant."""
+    path = Path(name_or_path)
+    return (path.parent, {"gguf_file": path.name}) if _is_gguf(path) else (name_or_path, {})
+
+
+def _check_path(name_or_path: str | Path) -> None:
     path = Path(name_or_path)
     if path.is_dir() and not (path / "config.json").is_file():
         raise ValueError(f"the folder '{path}' holds no Hugging Face model: it has no config.json.")
