@@ -6,11 +6,14 @@ import json
 import pytest
 import torch
 
-from benchmarks import against_trl, grpo_step, report
+from benchmarks import against_trl, grpo_step, real, report
 from benchmarks.floor import floor_flops, matmul_peak, multiplied_parameters
 from benchmarks.ours import Ours, Step
 from benchmarks.work import Work, word_f1
+from grpo_from_scratch.dialogue.readers import load_examples
 from grpo_from_scratch.policy.loading import new_tiny_policy, save_policy
+from grpo_from_scratch.training.config import TrainConfig
+from grpo_from_scratch.training.trainer import RLTrainer
 
 WORDS = "red green blue one two three four five"
 
@@ -128,3 +131,33 @@ def test_report_is_what_the_results_say():
     for name, result in report.results().items():
         assert result["says"] == against_trl.CASES[name].says
         assert sorted(result["times_of_rounds"])[len(result["times_of_rounds"]) // 2] == result["times"]
+
+
+def test_real_keeps_the_curve_and_what_is_said_before_and_after(tmp_path, capsys):
+    """From a run's folder alone; exactly right is a reward of 1, and no path of this machine is kept."""
+    examples = load_examples("word_count", "train", count=20)
+    texts = (text for example in examples for text in (*example.turns, *example.references))
+    model, tokenizer = new_tiny_policy(texts, hidden_size=16, layers=1)
+    save_policy(model, tokenizer, tmp_path / "model")
+    settings = {"data": "word_count", "reward": "length:0.7,facts:0.3", "prompts_per_step": 2, "group_size": 2}
+    config = TrainConfig(
+        model=str(tmp_path / "model"), out=str(tmp_path / "run"), steps=2, eval_every=2, eval_prompts=4, **settings
+    )
+    with pytest.raises(SystemExit, match="error: .*config.json"):
+        real.main([str(tmp_path / "run")])
+    result = RLTrainer(config).train()
+    save_policy(result.model, result.tokenizer, tmp_path / "run" / "policy")
+    real.main([str(tmp_path / "run"), "--out", str(tmp_path / "kept")])
+    kept = json.loads((tmp_path / "kept" / "word_count.json").read_text())
+    assert [row["step"] for row in kept["curve"]] == [0, 1, 2] and "eval_reward" in kept["curve"][2]
+    assert kept["config"]["model"] == "model" and str(tmp_path) not in json.dumps(kept)
+    told = capsys.readouterr().out
+    for when in ("before", "after"):
+        replies = kept[when]["replies"]
+        assert len(replies) == real.SHOWN and f"{when}: reward {kept[when]['reward']:.3f}" in told
+        for said in replies:
+            words = said["reply"].replace(".", " ").split()
+            asked, thing = int(said["prompt"].split()[5]), said["prompt"].split()[-1].removesuffix(".")
+            exact = len(words) == asked and thing in words
+            assert (said["reward"] > 0.999) == exact, said
+    assert (tmp_path / "kept" / "word_count.png").stat().st_size > 1000

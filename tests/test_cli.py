@@ -61,6 +61,9 @@ def grpo(*arguments: str, code: int = 0) -> str:
         (["table", "--algorithms", "grpo,grpo"], "an algorithm stands twice"),
         (["table", "--data", "chitchat", "--difficulty", "even"], "--difficulty is of the embedded dialogues"),
         (["train", "--model", "/nowhere/at/all"], "there is no folder '/nowhere/at/all'"),
+        (["train", "--model", "nowhere.gguf"], "there is no file 'nowhere.gguf'"),
+        (["train", "--model", "tiny", "--set", "lora_rank=-1"], "lora_rank must be at least 1, or 0 to train all"),
+        (["chat", "/nowhere/at/all"], "there is no folder '/nowhere/at/all'"),
         (["table", "--algorithms", "gpro"], "there is no algorithm 'gpro' in the table; nearest is 'grpo'"),
         (["table", "--data", "jsonl:nowhere.jsonl"], "no data file nowhere.jsonl"),
         (["table", "--difficulty", "medium"], "difficulty must be mixed, even, hidden or a number"),
@@ -113,6 +116,17 @@ def test_train_then_evaluate(tmp_path, dialogues, policy):
     said = grpo("evaluate", str(out / "policy"), "--data", dialogues, "--count", "4")
     assert {"bleu", "bleu_greedy", "rouge_l", "distinct", "perplexity"} <= set(said.split())
     assert "other settings (seed: 0 there, 1 here)" in grpo(*arguments, "--seed", "1", code=1)
+
+
+def test_train_lora(tmp_path, dialogues, policy):
+    """Ten times the learning rate of all weights, and a policy that needs no PEFT."""
+    pytest.importorskip("peft")
+    out = tmp_path / "run"
+    arguments = ["--model", policy, "--data", dialogues, "--steps", "1", "--prompts", "2", "--set", "eval_prompts=2"]
+    grpo("train", "--lora", "2", *arguments, "--out", str(out))
+    config = json.loads((out / "config.json").read_text())["config"]
+    assert config["lora_rank"] == 2 and config["learning_rate"] == 3e-4
+    assert "lora" not in (out / "policy" / "model.safetensors").read_bytes().decode("latin-1")
 
 
 def test_sft_is_cached(tmp_path, dialogues, policy, monkeypatch):

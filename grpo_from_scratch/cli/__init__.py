@@ -1,6 +1,7 @@
 """The ``grpo`` command."""
 
-from grpo_from_scratch.cli import data, doctor, measure, noise, rate, train  # noqa: F401  importing registers them
+# ruff: noqa: F401  importing registers their commands
+from grpo_from_scratch.cli import chat, data, doctor, measure, noise, rate, train
 from grpo_from_scratch.cli.app import app
 
 

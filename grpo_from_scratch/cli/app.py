@@ -25,7 +25,7 @@ Workers = Annotated[int, typer.Option(help="Runs at a time, each on one core.", 
 Data = Annotated[
     str,
     typer.Option(
-        help="embedded[:mixed|even|hidden|0.3], sort_digits, jsonl:FILE, convai2:FILE, wizard:FILE or chitchat.",
+        help="embedded[:mixed|even|hidden|0.3], jsonl:FILE, convai2:FILE, wizard:FILE, chitchat, or a task's name.",
         metavar="SPEC",
     ),
 ]

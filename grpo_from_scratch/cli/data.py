@@ -26,7 +26,7 @@ def data(
     spec: Annotated[
         str,
         typer.Argument(
-            help="embedded[:mixed|even|hidden|0.3], sort_digits, jsonl:FILE, convai2:FILE, wizard:FILE or chitchat.",
+            help="embedded[:mixed|even|hidden|0.3], jsonl:FILE, convai2:FILE, wizard:FILE, chitchat, or a task's name.",
             metavar="SPEC",
         ),
     ] = "embedded",

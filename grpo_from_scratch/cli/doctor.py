@@ -22,6 +22,7 @@ from grpo_from_scratch.training.sft import cache_folder
 OLDEST = (3, 11)
 SPACE = 5  # GB: the locked environment takes two, a run of a small model with its checkpoints one or two
 EXTRAS = {
+    "gguf": "GGUF files",
     "peft": "LoRA",
     "reasoning_gym": "reasoning tasks",
     "tensorboard": "TensorBoard",

@@ -23,7 +23,8 @@ from grpo_from_scratch.training.sft import SFTConfig, fine_tuned_policy
 from grpo_from_scratch.training.trackers import TRACKERS, check_tracker, tracked
 from grpo_from_scratch.training.trainer import RLTrainer
 
-TINY_RATE, LARGE_RATE = 1e-3, 3e-5
+TASK_REWARDS = {"sort_digits": "sort_digits", "word_count": "length:0.7,facts:0.3"}
+TINY_RATE, LARGE_RATE, LORA_RATE = 1e-3, 3e-5, 3e-4
 
 
 @app.command()
@@ -32,12 +33,12 @@ def train(
     model: Annotated[
         str,
         typer.Option(
-            help="A Hugging Face folder or hub id; tiny: a new 0.3 M model. Default: tiny, fine-tuned on the data."
+            help="A Hugging Face folder, GGUF file or hub id; tiny: a new 0.3 M model. Default: tiny, fine-tuned."
         ),
     ] = "",
     data: Data = "embedded",
     task: Annotated[
-        str, typer.Option(help="A verifiable task instead of data and reward: sort_digits or reasoning:NAME.")
+        str, typer.Option(help=f"A verifiable task, its data and reward: {', '.join(TASK_REWARDS)} or reasoning:NAME.")
     ] = "",
     reward: Annotated[
         str, typer.Option(help="bleu, chrf, rouge_l, facts, … or a weighted sum: bleu:0.8,facts:0.2.")
@@ -45,8 +46,12 @@ def train(
     steps: Annotated[int, typer.Option(help="Rollouts to learn from.", min=1)] = 40,
     prompts: Annotated[int, typer.Option(help="Prompts a step.", min=1)] = 8,
     group_size: Annotated[int, typer.Option(help="Completions of each prompt.", min=1)] = 8,
+    lora: Annotated[
+        int, typer.Option(help="Train LoRA additions of this rank instead of all weights (needs peft).", min=0)
+    ] = TrainConfig.lora_rank,
     learning_rate: Annotated[
-        float, typer.Option(help=f"0: {TINY_RATE} for tiny models, {LARGE_RATE} for others.", min=0)
+        float,
+        typer.Option(help=f"0: {TINY_RATE} for tiny models, {LARGE_RATE} for others, {LORA_RATE} with --lora.", min=0),
     ] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="Longest completion.", min=1)] = MAX_NEW_TOKENS,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
@@ -102,7 +107,8 @@ def train(
             "steps": steps,
             "prompts_per_step": prompts,
             "group_size": group_size,
-            "learning_rate": learning_rate or (TINY_RATE if tiny else LARGE_RATE),
+            "lora_rank": lora,
+            "learning_rate": learning_rate or (TINY_RATE if tiny else LORA_RATE if lora else LARGE_RATE),
             "max_new_tokens": max_new_tokens,
             "seed": seed,
             "precision": precision,
@@ -190,12 +196,15 @@ def evaluate(
 
 
 def task_reward(task: str) -> str:
-    """The reward of a verifiable task, which is also the name of its data."""
+    """The reward of a verifiable task, whose name is also its data's."""
     name, colon, _ = task.partition(":")
-    if task == "sort_digits" or (name == "reasoning" and colon):
+    if task in TASK_REWARDS:
+        return TASK_REWARDS[task]
+    if name == "reasoning" and colon:
         return name
     raise ValueError(
-        f"there is no task {task!r}; there are sort_digits and reasoning:NAME, with a name of reasoning-gym"
+        f"there is no task {task!r}; there are {', '.join(TASK_REWARDS)} and reasoning:NAME, with a name that "
+        "reasoning-gym has"
     )
 
 

@@ -15,14 +15,14 @@ from grpo_from_scratch.dialogue.dataset import SPLITS, Example, check_split, spl
 from grpo_from_scratch.dialogue.layouts import check_layout
 from grpo_from_scratch.dialogue.reasoning import reasoning_task
 from grpo_from_scratch.dialogue.records import Skipped, json_lines, parsed, texts
-from grpo_from_scratch.dialogue.tasks import sort_digits
+from grpo_from_scratch.dialogue.tasks import TASKS
 from grpo_from_scratch.dialogue.wizard import wizard_conversations
 
 SPECS = (
     "embedded",
     *(f"embedded:{name}" for name in DIFFICULTIES),
     "embedded:0.3",
-    "sort_digits",
+    *TASKS,
     "reasoning:TASK",
     "jsonl:FILE",
     "convai2:FILE",
@@ -38,7 +38,7 @@ def load_examples(
     """The examples a data spec names, of one split.
 
     Args:
-        spec: "embedded" or "embedded:DIFFICULTY" (mixed, even, hidden, or a number from 0 to 1), "sort_digits",
+        spec: "embedded" or "embedded:DIFFICULTY" (mixed, even, hidden, or a number from 0 to 1), a task (``tasks``),
             "reasoning:TASK" (see ``reasoning_task``), "jsonl:FILE" (see ``read_jsonl``), "convai2:FILE" (see
             ``convai2_conversations``), "wizard:FILE" (see ``wizard_conversations``) or "chitchat" (see
             ``chitchat_conversations``).
@@ -115,8 +115,8 @@ def _path(text: str) -> Path:
 def _generator(spec: str):
     """What makes a spec's examples, if they are not read."""
     name, colon, detail = spec.partition(":")
-    if spec == "sort_digits":
-        return sort_digits
+    if spec in TASKS:
+        return TASKS[spec]
     if name == "embedded" and (detail or not colon):
         difficulty = _difficulty(detail or "mixed")
         return lambda split, **options: embedded_dialogues(split, difficulty=difficulty, **options)

@@ -176,5 +176,14 @@ def placed_like(tensor: Tensor, target: Tensor) -> Tensor:
 
 
 def load_whole(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Take over a state of whole tensors."""
-    module.load_state_dict({name: placed_like(state[name], target) for name, target in module.state_dict().items()})
+    """Take over the trained weights, in whole tensors; what is not trained may stay as it is.
+
+    Raises:
+        ValueError: the state lacks a trained weight.
+        LookupError: it has one that the module does not have.
+    """
+    targets, trained = module.state_dict(), [n for n, p in module.named_parameters() if p.requires_grad]
+    if missing := [name for name in trained if name not in state]:
+        raise ValueError(f"it lacks {len(missing)} weights, the first of them {missing[0]}")
+    placed = {name: placed_like(tensor, targets[name]) for name, tensor in state.items()}
+    module.load_state_dict(placed, strict=False)

@@ -1,5 +1,7 @@
-"""Where a policy comes from: a local Hugging Face folder, the hub, or the embedded tiny model."""
+"""Where a policy comes from: a local Hugging Face folder, the hub, a GGUF file, or the embedded tiny model."""
 
+import importlib.util
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -15,18 +17,24 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
+    GgufConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from grpo_from_scratch.dialogue.corpus import vocabulary
+from grpo_from_scratch.dialogue.dataset import BOT, USER
 from grpo_from_scratch.distributed.randomness import key_seed
-from grpo_from_scratch.distributed.sharding import whole
+from grpo_from_scratch.policy.lora import merged
+from grpo_from_scratch.policy.sampling import stop_tokens
 
-SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<bot>")
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", USER, BOT)
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+UNPACKED = ("fp8", "mxfp4")  # quantised weights that transformers turns back into floats: DeepSeek's and GPT-OSS's
 WORD = Regex(r"\w+(?:['’-]\w+)*|[^\w\s]")  # "don't" and "well-known" are one word each
 
 
@@ -36,15 +44,17 @@ def load_policy(
     """A causal LM and its tokenizer, ready to be sampled from and trained.
 
     Args:
-        name_or_path: "tiny" (the embedded model, random weights), a local Hugging Face folder, or a hub id (downloaded
-            unless it is in the local cache).
+        name_or_path: "tiny" (the embedded model, random weights), a local Hugging Face folder, a hub id (downloaded
+            unless it is in the local cache), or a GGUF file.
         device: the first GPU if there is one, else the CPU.
         dtype: of the weights; float32 by default, since an optimizer needs float32 weights (autocast does the rest).
 
-    Weights are read from safetensors only, and code that comes with a model is never run.
+    Weights are read from safetensors or GGUF, never from a pickle, and code that comes with a model is never run.
+    Quantised ones become floats again, rounded as they are: an optimizer's steps are finer than their grid.
 
     Raises:
         ValueError: nothing usable is found there; one sentence says what is missing.
+        ImportError: a GGUF file without the package that reads it.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or torch.float32
@@ -52,7 +62,7 @@ def load_policy(
         model, tokenizer = new_tiny_policy(vocabulary())
         return model.to(device, dtype), tokenizer
     model, tokenizer = _local_first(name_or_path, partial(_read, name_or_path, dtype))
-    _complete_tokenizer(tokenizer, model, name_or_path)
+    _complete(tokenizer, model, name_or_path)
     return model.to(device), tokenizer
 
 
@@ -64,7 +74,8 @@ def skeleton(name_or_path: str | Path) -> nn.Module:
     """
     if str(name_or_path) == "tiny":
         return new_tiny_policy(vocabulary())[0]
-    read = partial(AutoConfig.from_pretrained, name_or_path, trust_remote_code=False)
+    where, options = _located(name_or_path)
+    read = partial(AutoConfig.from_pretrained, where, trust_remote_code=False, **options)
     config = _local_first(name_or_path, read)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
@@ -110,13 +121,20 @@ def save_policy(
 ) -> None:
     """A plain Hugging Face folder (config, safetensors, tokenizer), as ``load_policy`` and transformers read it.
 
-    All ranks call it for a model that is sharded over them; those with ``write=False`` only give their parts.
+    LoRA's additions are added to the weights. All ranks call it for a model that is sharded over them; those with
+    ``write=False`` only give their parts.
     """
     model = model.module if isinstance(model, DistributedDataParallel) else model
-    weights = whole(model.state_dict())
-    if write:
-        model.save_pretrained(folder, state_dict=weights)
-        tokenizer.save_pretrained(folder)
+    weights = merged(model)
+    if not write:
+        return
+    folder = Path(folder)
+    unfinished = folder / ".partial"
+    model.save_pretrained(unfinished, state_dict=weights)
+    tokenizer.save_pretrained(unfinished)
+    for file in unfinished.iterdir():  # only now, since a full disk must not leave half a policy over a whole one
+        file.replace(folder / file.name)
+    unfinished.rmdir()
 
 
 def _local_first(name_or_path: str | Path, read: Callable[..., Any]) -> Any:
@@ -125,12 +143,12 @@ def _local_first(name_or_path: str | Path, read: Callable[..., Any]) -> Any:
     Raises:
         ValueError: of none of them; one sentence says why.
     """
-    _check_folder(name_or_path)
+    _check_path(name_or_path)
     try:
         try:
             return read(local_files_only=True)
         except OSError:
-            if Path(name_or_path).is_dir():
+            if Path(name_or_path).exists():
                 raise
         _ask_hub(name_or_path)
         return read(local_files_only=False)
@@ -147,12 +165,39 @@ def _ask_hub(name_or_path: str | Path) -> None:
 
 def _read(name_or_path: str | Path, dtype: torch.dtype, **options):
     options["trust_remote_code"] = False
+    if _is_gguf(name_or_path):
+        folder, file = _located(name_or_path)
+        model = _weights(folder, dtype, quantization_config=GgufConfig(dequantize=True), **file, **options)
+        return model, AutoTokenizer.from_pretrained(folder, **file, **options)
     # A tokenizer that says it is generic is what its tokenizer.json says. AutoTokenizer would rebuild it as the class
     # usual for the model's architecture, and a word-level tokenizer beside a Qwen2 would silently lose its words.
     declared = get_tokenizer_config(name_or_path, **options).get("tokenizer_class")
     reader = PreTrainedTokenizerFast if declared in GENERIC_TOKENIZERS else AutoTokenizer
     tokenizer = reader.from_pretrained(name_or_path, **options)
-    return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, use_safetensors=True, **options), tokenizer
+    options["config"] = _unpacking(AutoConfig.from_pretrained(name_or_path, **options))
+    return _weights(name_or_path, dtype, use_safetensors=True, **options), tokenizer
+
+
+def _weights(name_or_path: str | Path, dtype: torch.dtype, **options) -> nn.Module:
+    """The model, of which no weight was left to chance."""
+    model, found = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, output_loading_info=True, **options)
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"its files lack {len(missing)} of the model's weights, the first of them {missing[0]}")
+    return model
+
+
+def _unpacking(config: PretrainedConfig) -> PretrainedConfig:
+    """The config, which now asks for float weights where the saved ones are quantised."""
+    packed = getattr(config, "quantization_config", None)
+    if packed is None:
+        return config
+    if packed.get("quant_method") not in UNPACKED:
+        raise ValueError(
+            f"its weights are quantised by {packed.get('quant_method')!r}, which cannot be trained; take a version of "
+            "the model with float weights"
+        )
+    packed["dequantize"] = True
+    return config
 
 
 def _word_tokenizer(texts: Iterable[str], max_vocab: int | None) -> PreTrainedTokenizerFast:
@@ -178,28 +223,44 @@ def _word_tokenizer(texts: Iterable[str], max_vocab: int | None) -> PreTrainedTo
     )
 
 
-def _check_folder(name_or_path: str | Path) -> None:
+def _is_gguf(name_or_path: str | Path) -> bool:
+    return Path(name_or_path).suffix == ".gguf"
+
+
+def _located(name_or_path: str | Path) -> tuple[str | Path, dict[str, str]]:
+    """The folder or hub id for ``from_pretrained``, and its keyword if a file there is meant."""
+    path = Path(name_or_path)
+    return (path.parent, {"gguf_file": path.name}) if _is_gguf(path) else (name_or_path, {})
+
+
+def _check_path(name_or_path: str | Path) -> None:
     path = Path(name_or_path)
     if path.is_dir() and not (path / "config.json").is_file():
         raise ValueError(f"the folder '{path}' holds no Hugging Face model: it has no config.json.")
     looks_local = isinstance(name_or_path, Path) or str(name_or_path).startswith((".", "/", "~"))
-    if not path.is_dir() and (looks_local or str(name_or_path).count("/") > 1):
+    if _is_gguf(path):
+        if not path.is_file():
+            raise ValueError(f"there is no file '{path}'.")
+        if importlib.util.find_spec("gguf") is None:
+            raise ImportError("a GGUF file is read by the package gguf: pip install 'grpo-from-scratch[gguf]'")
+    elif not path.is_dir() and (looks_local or str(name_or_path).count("/") > 1):
         raise ValueError(f"there is no folder '{path}': give a Hugging Face model folder, a hub id or 'tiny'.")
 
 
 def _why_not(name_or_path: str | Path, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return f"'{name_or_path}' needs code of its own, which is never run here: use an architecture of transformers."
-    if Path(name_or_path).is_dir():
+    if Path(name_or_path).exists():
         why = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
-        return f"the folder '{name_or_path}' cannot be loaded as a causal language model: {why}"
+        return f"'{name_or_path}' cannot be loaded as a causal language model: {why}"
     return (
         f"'{name_or_path}' is neither 'tiny' nor a local folder; as a hub id it is not in the cache, and {error}: "
         "check the name, or download it where there is a network and give its folder."
     )
 
 
-def _complete_tokenizer(tokenizer, model: nn.Module, name: str | Path) -> None:
+def _complete(tokenizer, model: nn.Module, name: str | Path) -> None:
+    """What a policy needs and not every model comes with; a saved policy then has it for whoever loads it."""
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of '{name}' has no end-of-sequence token, without which no reply ever ends.")
     if tokenizer.pad_token_id is None:
@@ -209,4 +270,20 @@ def _complete_tokenizer(tokenizer, model: nn.Module, name: str | Path) -> None:
         raise ValueError(
             f"the tokenizer of '{name}' has {len(tokenizer)} tokens but its model embeds only {rows}: "
             "they do not belong together, or the model was not resized."
+        )
+    if hasattr(model.config, "auto_map"):
+        del model.config.auto_map  # names code that came with the model and stays behind
+    stops, generation = stop_tokens(model, tokenizer).tolist(), model.generation_config
+    try:
+        generation.validate(strict=True)
+    except ValueError:  # published ones often are not; transformers reads them, but would refuse to save the policy
+        generation = model.generation_config = GenerationConfig(bos_token_id=generation.bos_token_id)
+    generation.eos_token_id = stops[0] if len(stops) == 1 else stops
+    if generation.pad_token_id is None:
+        generation.pad_token_id = tokenizer.pad_token_id
+    if not tokenizer.chat_template and USER not in tokenizer.get_vocab():
+        warnings.warn(
+            f"the tokenizer of '{name}' has no chat template, so its prompts are plain text, "
+            f'"background {USER} turn {BOT} turn {USER} turn {BOT}", in training and in use',
+            stacklevel=3,
         )

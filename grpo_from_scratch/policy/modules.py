@@ -17,6 +17,11 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def trained_weights(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
 @contextmanager
 def captured_input(module: nn.Module, wanted: bool) -> Iterator[list[Tensor]]:
     """What goes into ``module`` while the context is open, appended to the list it gives, if wanted."""

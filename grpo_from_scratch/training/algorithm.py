@@ -24,6 +24,8 @@ from grpo_from_scratch.objective.surrogates import aggregate
 from grpo_from_scratch.policy.embeddings import TfidfEncoder, hidden_state_embeddings
 from grpo_from_scratch.policy.heads import GRPOPolicy
 from grpo_from_scratch.policy.logprobs import completion_logps, score_completions
+from grpo_from_scratch.policy.lora import lora_layers, without_lora
+from grpo_from_scratch.policy.modules import trained_weights
 from grpo_from_scratch.policy.rollout import Rollout
 from grpo_from_scratch.policy.shared_prefix import supported
 from grpo_from_scratch.training.config import TrainConfig
@@ -71,7 +73,7 @@ class Algorithm:
     Args:
         config: the run's; ``config.preset`` says what is compared with what.
         model: the policy to train. A frozen copy of it, as it is now, becomes the reference if one is needed: for a KL
-            term, or to embed the replies of semantic groups.
+            term, or to embed the replies of semantic groups. Under LoRA that is the model itself without its additions.
     """
 
     def __init__(self, config: TrainConfig, model: nn.Module):
@@ -82,12 +84,15 @@ class Algorithm:
         self.groups = SemanticGroups(preset.num_groups, config.seed) if preset.groups == "semantic" else None
         self.tfidf = TfidfEncoder() if self.groups is not None and config.encoder == "tfidf" else None
         embeds = self.groups is not None and self.tfidf is None
-        self.reference = copy.deepcopy(model).requires_grad_(False) if preset.kl_coef > 0 or embeds else None
+        self.reference = self._make_reference() if preset.kl_coef > 0 or embeds else None
         self.critic = self._make_critic() if config.uses_critic else None
         for lm in (model, self.reference, self.critic and self.critic.lm):
             if lm is not None and config.shared_prefix:
                 supported(lm)  # found out now: the first step's time is the algorithm's own
         self._shard()
+
+    def _make_reference(self) -> nn.Module:
+        return self.model if lora_layers(self.model) else copy.deepcopy(self.model).requires_grad_(False)
 
     def _make_critic(self) -> GRPOPolicy:
         """A separate critic starts as a copy of the policy's weights; a head sits on the policy itself."""
@@ -98,7 +103,7 @@ class Algorithm:
         strategy, world, lm = self.config.strategy, current(), self.model
         plan, blocks = getattr(lm, "tp_plan", None) or {}, lm._no_split_modules
         check_heads(lm.config.get_text_config(), world, strategy)
-        for policy in (self.model, self.reference):
+        for policy in dict.fromkeys((self.model, self.reference)):  # under LoRA they are one
             if policy is not None:
                 shard(policy, strategy, world, blocks=blocks, plan=plan)
         if self.critic is not None and not self.shares_body:
@@ -129,7 +134,8 @@ class Algorithm:
         if kl_in_reward or preset.passes * self.config.minibatches > 1:
             batch.old_logps = self._old_logps(rollout)
         if preset.kl_coef > 0:
-            batch.ref_logps = self._logps(self.reference, rollout)
+            with without_lora(self.reference):
+                batch.ref_logps = self._logps(self.reference, rollout)
         per_token = token_rewards(
             own,
             mask,
@@ -174,7 +180,7 @@ class Algorithm:
         if self.tfidf is not None:
             embeddings = self.tfidf.encode(share.gather_list("replies", rollout.texts))
         else:
-            with gathered(self.reference):
+            with gathered(self.reference), without_lora(self.reference):
                 embeddings = hidden_state_embeddings(self.reference, rollout)
             embeddings = share.gather("embeddings", embeddings)
         return self._assign(embeddings).to(rollout.device)
@@ -258,7 +264,10 @@ class Algorithm:
 
     def state_dict(self) -> dict:
         """What a resume needs beside the policy. The reference is not in it: it is what the run began with."""
-        return {name: part.state_dict() for name, part in self._parts().items()}
+        return {
+            name: trained_weights(part) if name == "critic" else part.state_dict()
+            for name, part in self._parts().items()
+        }
 
     def load_state_dict(self, state: dict) -> None:
         for name, part in self._parts().items():

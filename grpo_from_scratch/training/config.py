@@ -49,6 +49,10 @@ class TrainConfig:
     top_p: float = 1.0
     top_k: int = 0
 
+    lora_rank: int = 0  # train low-rank additions to the linear layers, of this rank; 0: all weights
+    lora_alpha: float = 32.0  # the additions are scaled by lora_alpha / lora_rank
+    gradient_checkpointing: bool = False  # keep no layer's activations for backward: less memory, one more forward
+
     learning_rate: float = 3e-5
     warmup: float = 0.1  # share of all updates
     betas: tuple[float, float] = (0.9, 0.95)
@@ -94,6 +98,10 @@ class TrainConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.lora_rank < 0:
+            raise ValueError(f"lora_rank must be at least 1, or 0 to train all weights, not {self.lora_rank}")
+        if self.lora_rank and self.strategy == "tensor":
+            raise ValueError("strategy 'tensor' cannot split the layers that LoRA puts in: choose 'ddp' or 'fsdp'")
         if self.microbatch_tokens < 0:
             raise ValueError(f"microbatch_tokens must be at least 1, or 0 for no limit, not {self.microbatch_tokens}")
         for name, allowed in {

@@ -139,7 +139,7 @@ def _key(config: SFTConfig, examples: list[Example]) -> str:
     """What the result depends on: the settings, the data itself, the weights it begins with, versions and source."""
     parts = [dataclasses.asdict(config), versions(), data_hash(examples)]
     parts.append(source_hash(without=(*NOT_COMPUTING, "evaluation")))
-    if Path(config.model).is_dir():  # its path stays when its weights change
-        files = sorted(Path(config.model).glob("*.safetensors"))
+    if (path := Path(config.model)).exists():  # it stays the same path when the weights change
+        files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
         parts.append([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()

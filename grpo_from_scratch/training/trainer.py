@@ -16,6 +16,8 @@ from torch import nn
 from grpo_from_scratch.distributed.placement import place
 from grpo_from_scratch.distributed.process_group import current
 from grpo_from_scratch.distributed.sharding import gathered, load_whole, rows_of, whole
+from grpo_from_scratch.policy.lora import add_lora
+from grpo_from_scratch.policy.modules import trained_weights
 from grpo_from_scratch.policy.shared_prefix import shared_prefix
 from grpo_from_scratch.training.algorithm import Algorithm
 from grpo_from_scratch.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -88,6 +90,11 @@ class RLTrainer:
         self.model, self.tokenizer = starting_policy(
             config.model, config.data, self.experience.train_examples, config.seed, device="cpu" if by_layer else None
         )
+        if config.lora_rank:
+            add_lora(self.model, config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
+        if config.gradient_checkpointing:
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
+            self.model.train()  # transformers checkpoints in this mode only; dropout is off all the same
         if by_layer:  # never whole on one device; reference and critic are copies, and lie as it does
             place(self.model, config.device_map)
         check_length(config, self.model)
@@ -199,6 +206,7 @@ class RLTrainer:
         if self.on_step:
             self.on_step(row)
 
+    @torch.no_grad()
     def save(self) -> Path:
         """Write a checkpoint from which the run goes on bit for bit."""
         if self.config.strategy == "ddp":
@@ -207,7 +215,7 @@ class RLTrainer:
             {
                 "processes": self.world.size,
                 "progress": dataclasses.asdict(self.progress),
-                "model": self.model.state_dict(),
+                "model": trained_weights(self.model),  # the others are what the run began with
                 "algorithm": self.algorithm.state_dict(),
                 "updater": self.updater.state_dict(),
             }

@@ -10,6 +10,7 @@ from grpo_from_scratch.distributed.process_group import World
 from grpo_from_scratch.distributed.randomness import numpy_generator
 from grpo_from_scratch.distributed.sharding import placed_like
 from grpo_from_scratch.objective.surrogates import loss_denominator
+from grpo_from_scratch.policy.modules import trained_weights
 from grpo_from_scratch.training.algorithm import Algorithm, Batch
 from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.schedule import warmup_cosine
@@ -20,7 +21,7 @@ class Updater:
 
     def __init__(self, config: TrainConfig, algorithm: Algorithm):
         self.config, self.algorithm = config, algorithm
-        groups = [{"params": [p for p in algorithm.model.parameters() if p.requires_grad]}]
+        groups = [{"params": list(trained_weights(algorithm.model).values())}]
         if algorithm.shares_body:
             groups.append({"params": list(algorithm.critic.value_head.parameters()), "lr": config.critic_learning_rate})
         self.optimizer = torch.optim.AdamW(
@@ -30,7 +31,7 @@ class Updater:
         if algorithm.critic is not None:
             module = algorithm.critic.value_head if algorithm.shares_body else algorithm.critic
             self.critic_optimizer = torch.optim.AdamW(
-                module.parameters(), lr=config.critic_learning_rate, betas=config.betas, weight_decay=0.0
+                trained_weights(module).values(), lr=config.critic_learning_rate, betas=config.betas, weight_decay=0.0
             )
         device = next(algorithm.model.parameters()).device
         self.scaler, self.critic_scaler = (LossScaler(config.precision, device) for _ in range(2))

@@ -1,7 +1,8 @@
 import pytest
 
 from grpo_from_scratch.dialogue.dataset import SPLITS
-from grpo_from_scratch.dialogue.tasks import sort_digits
+from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.dialogue.tasks import TASKS, sort_digits, word_count
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -39,3 +40,30 @@ def test_sort_digits_refuses():
         sort_digits("train", digits=1)
     with pytest.raises(ValueError, match="train, tuning, report"):
         sort_digits("test")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_word_count_reference_does_what_is_asked(split):
+    """As many words as the question says, the thing among them; the question asks for nothing else."""
+    examples = word_count(split)
+    for example in examples:
+        *_, length, _, _, _, thing = example.turns[0].removesuffix(".").split()
+        spoken = [word for word in example.references[0].split() if word.isalpha()]
+        assert len(spoken) == int(length) and example.facts == (thing,) and thing in spoken
+    assert len({example.turns for example in examples}) == len(examples) >= 32
+
+
+def test_word_count_splits_share_no_thing():
+    things = {split: {example.facts for example in word_count(split)} for split in SPLITS}
+    assert not things["train"] & (things["tuning"] | things["report"]) and not things["tuning"] & things["report"]
+
+
+def test_word_count_count_and_seed():
+    assert word_count("train", count=10) == word_count("train")[:10] != word_count("train", seed=1)[:10]
+    with pytest.raises(ValueError, match="train, tuning, report"):
+        word_count("test")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_is_data(task):
+    assert load_examples(task, "report", seed=2, count=9) == TASKS[task]("report", seed=2, count=9)

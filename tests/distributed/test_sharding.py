@@ -3,6 +3,8 @@
 ``fsdp`` spreads rows as ``ddp`` does, with all its corners; under ``tensor`` both work on all rows.
 """
 
+import importlib.util
+
 import pytest
 import torch
 from jobs import make_config, trained
@@ -24,6 +26,8 @@ RUNS = {
     "a group that spans ranks": {"preset": "grpo", "prompts_per_step": 1, "group_size": 7},
     "an empty rank": {"preset": "grpo", "prompts_per_step": 2, "minibatches": 2, "eval_prompts": 1},
 }
+if importlib.util.find_spec("peft"):  # frozen weights and trained ones in one slice; the reference is the policy itself
+    RUNS["lora"] = {"preset": "grpo", "lora_rank": 2, "steps": 3}
 RESUMED = {"preset": "ppo", "precision": "fp16", "steps": 4, "eval_every": 0}
 NAMES = {"fsdp": [*RUNS], "tensor": [*RUNS][:5]}  # rows are not spread under tensor
 

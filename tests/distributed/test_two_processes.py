@@ -1,5 +1,6 @@
 """Two processes do what one does, to rounding: one job with many runs, compared with the same runs in this process."""
 
+import importlib.util
 import math
 
 import pytest
@@ -25,6 +26,8 @@ RUNS = {
     "an empty rank": {"preset": "grpo", "prompts_per_step": 2, "minibatches": 2, "eval_prompts": 1},
     "nothing to learn from": {"preset": "dr_grpo", "reward": "half_missing", "prompts_per_step": 2},
 }
+if importlib.util.find_spec("peft"):
+    RUNS["lora"] = {"preset": "cluster_ema", "changes": {"kl_coef": 0.1}, "lora_rank": 2}
 RUNS |= {name: {"preset": name, "steps": 2, "eval_every": 0} for name in PRESETS if name not in RUNS}
 
 

@@ -247,3 +247,26 @@ def test_a_model_without_attention_trains(make_config, policy_folder, tmp_path, 
     before = weights_hash(trainer.model)
     trainer.train()
     assert weights_hash(trainer.model) != before
+
+
+@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+def test_gradient_checkpointing_changes_no_bit(make_config, preset):
+    """Layers are run again for backward: the weights, the critic's too, end as without it."""
+    ends, runs = [], []
+    for checkpointing in (False, True):
+        trainer = RLTrainer(make_config(str(checkpointing), preset=preset, gradient_checkpointing=checkpointing))
+        ran = []
+        trainer.model.model.layers[0].mlp.register_forward_pre_hook(
+            lambda *_, ran=ran: ran.append(torch.is_grad_enabled())
+        )
+        trainer.train()
+        ends.append(weights(trainer))
+        runs.append(sum(ran))
+    assert same(*ends)
+    assert runs[1] == 2 * runs[0] > 0, "each update ran the layer once, and once more"
+
+
+def test_gradient_checkpointing_of_a_model_without_it_is_refused(make_config, monkeypatch):
+    monkeypatch.setattr("transformers.LlamaForCausalLM.supports_gradient_checkpointing", False)
+    with pytest.raises(ValueError, match="does not support"):
+        RLTrainer(make_config(gradient_checkpointing=True))
