@@ -11,8 +11,6 @@ import difflib
 import functools
 import itertools
 import math
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,18 +19,10 @@ import torch
 from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF
 
+from grpo_from_scratch.dialogue.words import distinct_pairs, named, words
+
 Reward = Callable[..., list[float | None]]
 ORDERS = 4  # BLEU counts n-grams of up to four words
-
-# Scripts written without blanks, where a character stands for a word: Thai to Myanmar, Khmer, kana, Han.
-UNSPACED = (
-    (0x0E00, 0x109F),
-    (0x1780, 0x17FF),
-    (0x3040, 0x30FF),
-    (0x3400, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0x20000, 0x3FFFF),
-)
 
 
 def sentence_bleu(hypothesis: str, references: Sequence[str], *, tokenize: str = "13a") -> float:
@@ -89,15 +79,6 @@ def rouge_l(hypothesis: str, reference: str) -> float:
     return _ROUGE.score(reference, hypothesis)["rougeL"].fmeasure
 
 
-def words(text: str) -> list[str]:
-    """Lower-case words without punctuation; a character each in scripts without blanks and for emoji.
-
-    Plain ASCII text is split as rouge-score does it.
-    """
-    text = unicodedata.normalize("NFC", text).lower()  # "é" may be one character or two
-    return re.findall(r"[a-z0-9]+", text) if text.isascii() else "".join(map(_set_apart, text)).split()
-
-
 def bleu_reward(prompts, completions, *, references, **columns) -> list[float]:
     """Sentence BLEU against the references."""
     return [sentence_bleu(text, good) for text, good in zip(completions, references, strict=True)]
@@ -121,7 +102,7 @@ def rouge_l_reward(prompts, completions, *, references, **columns) -> list[float
 
 def facts_reward(prompts, completions, *, facts, **columns) -> list[float | None]:
     """1 if the reply names one of its example's facts, word for word, else 0; None where the example has no facts."""
-    return [float(_names_one(text, known)) if known else None for text, known in zip(completions, facts, strict=True)]
+    return [float(bool(named(text, known))) if known else None for text, known in zip(completions, facts, strict=True)]
 
 
 def length_reward(prompts, completions, *, references, **columns) -> list[float]:
@@ -136,12 +117,7 @@ def length_reward(prompts, completions, *, references, **columns) -> list[float]
 
 def distinct_reward(prompts, completions, **columns) -> list[float]:
     """The share of the reply's word pairs that are not repeats (distinct-2 of a single text); 0 without a word."""
-    scores = []
-    for text in completions:
-        found = words(text)
-        pairs = list(itertools.pairwise(found)) or found
-        scores.append(len(set(pairs)) / len(pairs) if pairs else 0.0)
-    return scores
+    return [distinct_pairs(text) for text in completions]
 
 
 def sort_digits_reward(prompts, completions, *, references, **columns) -> list[float]:
@@ -249,16 +225,6 @@ def score(reward: Reward, prompts: Sequence[str], completions: Sequence[str], co
     return result
 
 
-@functools.cache
-def _set_apart(character: str) -> str:
-    """The character as it goes into a word, between blanks if it is a word of its own, or a blank if it is none."""
-    category = unicodedata.category(character)
-    part_of_word = category[0] in "LNM"  # letters, digits, and the marks that belong to them
-    if category == "So" or (part_of_word and any(low <= ord(character) <= high for low, high in UNSPACED)):
-        return f" {character} "
-    return character if part_of_word else " "
-
-
 class _RougeTokenizer:
     tokenize = staticmethod(words)
 
@@ -283,12 +249,6 @@ def _ngrams(tokens: list[str]) -> Iterator[tuple[str, ...]]:
     return itertools.chain.from_iterable(
         zip(*(tokens[i:] for i in range(n)), strict=False) for n in range(1, ORDERS + 1)
     )
-
-
-def _names_one(text: str, facts: Sequence[str]) -> bool:
-    found = f" {' '.join(words(text))} "
-    wanted = [" ".join(words(fact)) for fact in facts]
-    return any(fact and f" {fact} " in found for fact in wanted)
 
 
 def _weighted_sum(weights: list[float], scores: Sequence[float | None]) -> float | None:

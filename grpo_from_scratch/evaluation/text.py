@@ -7,7 +7,8 @@ import torch
 from sacrebleu.metrics import BLEU
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_from_scratch.rewards import rouge_l, words
+from grpo_from_scratch.dialogue.words import words
+from grpo_from_scratch.rewards import rouge_l
 
 
 def _check_references(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
@@ -57,7 +58,7 @@ def corpus_rouge_l(hypotheses: Sequence[str], references: Sequence[Sequence[str]
 def distinct_n(texts: Sequence[str], n: int = 2) -> float:
     """Different n-grams / all n-grams over all texts, in [0, 1] (Li et al. 2016, arXiv 1510.03055).
 
-    Tokens are ``rewards.words``: of any script, without case and punctuation. 0 when no text has an n-gram.
+    Tokens are ``dialogue.words``: of any script, without case and punctuation. 0 when no text has an n-gram.
     """
     if n < 1:
         raise ValueError(f"n is {n}; an n-gram has at least one token.")

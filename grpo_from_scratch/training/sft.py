@@ -89,14 +89,19 @@ def fine_tune(
 
 
 def fine_tuned_policy(
-    config: SFTConfig, on_step: Callable[[int, float], None] | None = None, cache: Path | None = None
+    config: SFTConfig,
+    on_step: Callable[[int, float], None] | None = None,
+    cache: Path | None = None,
+    examples: list[Example] | None = None,
 ) -> Path:
     """The folder of the policy that this config leads to, fine-tuned now or found in the cache.
 
     Args:
         cache: where fine-tuned policies are kept; by default the user's cache folder, or ``$GRPO_CACHE``.
+        examples: what to imitate instead of all that ``config.data`` has to train on: a curated part of it, say.
     """
-    examples = load_examples(config.data, "train", skip_bad=config.skip_bad)
+    if examples is None:
+        examples = load_examples(config.data, "train", skip_bad=config.skip_bad)
     cache = cache or Path(os.environ.get("GRPO_CACHE") or platformdirs.user_cache_path("grpo_from_scratch"))
     folder = cache / f"sft-{_key(config, examples)}"
     if (folder / "config.json").is_file():

@@ -48,6 +48,17 @@ def test_fine_tuned_policy_of_another_config_is_another(config, tmp_path, change
     assert fine_tuned_policy(config, cache=tmp_path) != fine_tuned_policy(replace(config, **changes), cache=tmp_path)
 
 
+def test_fine_tuned_policy_of_given_examples(config, tmp_path):
+    """It learns from them, not from the config's data, and they are part of what the cache goes by."""
+    examples = load_examples(config.data, "train")[:1]
+    model, tokenizer = load_policy(config.model)
+    losses = fine_tune(config, model, tokenizer, examples)
+    folder = fine_tuned_policy(config, cache=tmp_path, examples=examples)
+    assert json.loads((folder / "sft.json").read_text())["losses"] == losses
+    assert fine_tuned_policy(config, cache=tmp_path) != folder
+    assert fine_tuned_policy(config, cache=tmp_path, examples=load_examples(config.data, "train")[:2]) != folder
+
+
 def test_starting_policy_knows_the_words_of_its_data(data):
     examples = load_examples(data, "train")
     _, tokenizer = starting_policy("tiny", data, examples, seed=0)
