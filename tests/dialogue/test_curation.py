@@ -80,7 +80,7 @@ def test_curate_without_responses_judges_the_references():
 
 def test_length_counts_words():
     judge = length(2, 4)
-    assert reason(judge, "one !") == "1 words, fewer than 2"
+    assert reason(judge, "one !") == "1 word, fewer than 2"
     assert reason(judge, "") == "0 words, fewer than 2"
     assert reason(judge, "one two , three four five .") == "5 words, more than 4"
     assert reason(judge, "one two .") is reason(judge, "one two three four .") is None
