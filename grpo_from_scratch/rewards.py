@@ -77,7 +77,7 @@ def rouge_l(hypothesis: str, reference: str) -> float:
 
     Plain English scores are rouge-score's own without stemming; its tokenizer would drop every other script.
     """
-    return _ROUGE.score(reference, hypothesis)["rougeL"].fmeasure
+    return float(_ROUGE.score(reference, hypothesis)["rougeL"].fmeasure)  # an int 0 when a text has no word
 
 
 def bleu_reward(prompts, completions, *, references, **columns) -> list[float]:

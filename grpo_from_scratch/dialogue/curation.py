@@ -65,7 +65,7 @@ def length(low: int = 3, high: int = 40) -> Filter:
     def judge(example: Example, reply: str) -> str | None:
         count = len(words(reply))
         if count < low:
-            return f"{count} words, fewer than {low}"
+            return f"{count} word{'s' * (count != 1)}, fewer than {low}"
         return f"{count} words, more than {high}" if count > high else None
 
     return judge

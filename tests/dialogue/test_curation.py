@@ -80,7 +80,7 @@ def test_curate_without_responses_judges_the_references():
 
 def test_length_counts_words():
     judge = length(2, 4)
-    assert reason(judge, "one !") == "1 words, fewer than 2"
+    assert reason(judge, "one !") == "1 word, fewer than 2"
     assert reason(judge, "") == "0 words, fewer than 2"
     assert reason(judge, "one two , three four five .") == "5 words, more than 4"
     assert reason(judge, "one two .") is reason(judge, "one two three four .") is None
@@ -115,14 +115,15 @@ FACTS = [dialogue(facts=("two cats",)), dialogue(facts=("may", "rome")), dialogu
         ("jazz in rome .", "names jazz, rome, which its dialogue does not"),
         ("it is in may .", None),  # its fact
         ("come to lisbon .", None),  # its background
-        ("the fair , yes .", None),  # its turn
+        ("the circus , yes .", None),  # its turn
+        ("a tent .", None),  # its fact, in no other line
         ("two black cats .", None),  # nobody's fact
         ("ok .", None),  # says nothing, so nothing wrong
     ],
 )
 def test_wrong_facts(reply, said):
-    own = {"background": ("the fair is in may in lisbon .",), "turn": "when is the fair ?", "facts": ("may",)}
-    judge = wrong_facts([*FACTS, dialogue(facts=("lisbon", "fair"))])
+    own = {"background": ("the fair is in may in lisbon .",), "turn": "is there a circus ?", "facts": ("may", "tent")}
+    judge = wrong_facts([*FACTS, dialogue(facts=("lisbon", "circus", "tent"))])
     assert reason(judge, reply, **own) == said
 
 
@@ -267,6 +268,14 @@ def test_recombine_takes_turns_that_lean_on_nothing_missing():
         # the first may borrow the last's turn; the others have each other's; nobody asks the wrong background
         allowed = {"in may .": {"what is on here ?"}, "in june .": {"what is on here ?"}}
         assert example.turns[0] in allowed.get(example.responses[0], {"when is the river race ?"})
+
+
+def test_recombine_draws_anew_for_each_copy():
+    rare = [dialogue("one", topic="pet"), *(dialogue("two", turn=f"question {i} ?", topic="pet") for i in range(5))]
+    copies = recombine(rare + [dialogue(topic="job")] * 240, exponent=0.0)[246:]
+    turns = Counter(example.turns for example in copies if example.responses == ("one",))
+    assert set(turns) == {(f"question {i} ?",) for i in range(5)}
+    assert sum(turns.values()) == 39  # of 240/6 in all
 
 
 def test_recombine_stays_a_copy_where_nothing_fits():

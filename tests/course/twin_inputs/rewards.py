@@ -10,8 +10,14 @@ def texts(least: int) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from(["i", "have", "two", "cats", "."]), min_size=least, max_size=6).map(" ".join)
 
 
+# Latin and Chinese, with and without blanks between the characters
+mixed = st.lists(st.sampled_from(["i ", "Have ", "two ", "cats, ", ". ", "我", "喜", "欢 ", "。"]), max_size=6).map(
+    "".join
+)
+
 INPUTS = {
     f"{PACKAGE}.sentence_bleu": Inputs(
         st.fixed_dictionaries({"hypothesis": texts(0), "references": st.lists(texts(1), min_size=1, max_size=3)})
     ),
+    f"{PACKAGE}.rouge_l": Inputs(st.fixed_dictionaries({"hypothesis": mixed, "reference": mixed})),
 }
