@@ -57,6 +57,7 @@ class Updater:
     def _update_policy(self, batch: Batch, step: int) -> dict[str, float]:
         preset, config, world = self.config.preset, self.config, batch.share.world
         parts, norms, skipped = [], [], 0  # (tokens, metrics) of every piece; gradient norms of every update
+        first = []  # those of the first update: there the policy is still the one that sampled
         for number in range(preset.passes):
             for rows in self._minibatches(batch, "minibatches", step, number):
                 mask = batch.mask[rows]
@@ -68,6 +69,7 @@ class Updater:
                     loss, metrics = self.algorithm.loss(piece, denominator=denominator, tokens=tokens)
                     self.scaler.backward(loss)
                     parts.append((float(piece.mask.sum()), metrics))
+                first = first or list(parts)
                 norm, made = self._make(self.optimizer, self.scaler, world, step)
                 if made:
                     norms.append(norm)
@@ -77,7 +79,8 @@ class Updater:
         found = {"grad_norm": sum(norms) / len(norms) if norms else math.nan, "learning_rate": rate}
         if config.precision == "fp16":
             found |= {"updates_skipped": skipped, "loss_scale": self.scaler.scale}
-        return weighted_means(parts, world) | found
+        gap = weighted_means(first, world).get("sampler_gap", math.nan)
+        return weighted_means(parts, world) | found | {"sampler_gap": gap}
 
     def _update_critic(self, batch: Batch, step: int) -> None:
         world = batch.share.world
