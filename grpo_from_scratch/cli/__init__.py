@@ -1,6 +1,14 @@
 """The ``grpo`` command."""
 
-from grpo_from_scratch.cli import data, doctor, measure, noise, rate, train  # noqa: F401  importing registers them
+from grpo_from_scratch.cli import (  # noqa: F401  importing registers their commands
+    data,
+    diagnose,
+    doctor,
+    measure,
+    noise,
+    rate,
+    train,
+)
 from grpo_from_scratch.cli.app import app
 
 

@@ -44,7 +44,7 @@ class Bug:
 def clipped_by_maximum(
     logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, *, clip_low=0.2, clip_high=0.2, level="token"
 ) -> Tensor:
-    """"max for A < 0": somebody reasoned that with a negative advantage everything turns round."""
+    """ "max for A < 0": somebody reasoned that with a negative advantage everything turns round."""
     advantages = per_token(advantages, mask)
     ratio = importance_ratio(logps, old_logps, mask, level)
     plain, clipped = ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages

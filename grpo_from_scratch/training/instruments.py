@@ -1,7 +1,8 @@
 """Instruments: numbers whose healthy value is known before the run, so that a bug shows in its log.
 
-A reward that rises proves little: many wrong gradients still point roughly uphill. Each of these asks what the advantages
-or the loss *do*, not which formula they came from, and has a value that any correct run has, whatever it learns.
+A reward that rises proves little: many wrong gradients still point roughly uphill. Each of these asks what the
+advantages or the loss *do*, not which formula they came from, and has a value that any correct run has, whatever it
+learns.
 """
 
 from dataclasses import replace

@@ -39,6 +39,9 @@ class Updater:
     def step(self, batch: Batch, step: int) -> dict[str, float]:
         """All updates of one step. Returns metrics, means over tokens; of the policy only when it was updated.
 
+        ``sampler_gap``, ``kl_k1_first`` and ``kl_k3_first`` are of the first update alone, before which the policy is
+        still the one that sampled: there the gap is 0, and both estimates of the KL are unbiased.
+
         An update that overflows in fp16 is skipped: weights, moments, learning rate and, when no update of the step is
         made, moving averages stay what they were. ``updates_skipped`` counts them.
 
@@ -79,8 +82,10 @@ class Updater:
         found = {"grad_norm": sum(norms) / len(norms) if norms else math.nan, "learning_rate": rate}
         if config.precision == "fp16":
             found |= {"updates_skipped": skipped, "loss_scale": self.scaler.scale}
-        gap = weighted_means(first, world).get("sampler_gap", math.nan)
-        return weighted_means(parts, world) | found | {"sampler_gap": gap}
+        on_policy = weighted_means(first, world)
+        found["sampler_gap"] = on_policy.get("sampler_gap", math.nan)
+        found |= {f"{name}_first": on_policy[name] for name in ("kl_k1", "kl_k3") if name in on_policy}
+        return weighted_means(parts, world) | found
 
     def _update_critic(self, batch: Batch, step: int) -> None:
         world = batch.share.world
