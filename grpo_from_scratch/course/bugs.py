@@ -44,7 +44,7 @@ class Bug:
 def clipped_by_maximum(
     logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, *, clip_low=0.2, clip_high=0.2, level="token"
 ) -> Tensor:
-    """ "max for A < 0": somebody reasoned that with a negative advantage everything turns round."""
+    """The maximum where A < 0: somebody reasoned that with a negative advantage everything turns round."""
     advantages = per_token(advantages, mask)
     ratio = importance_ratio(logps, old_logps, mask, level)
     plain, clipped = ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
@@ -60,7 +60,8 @@ def kl_as_a_plain_difference(
     logps: Tensor, ref_logps: Tensor, kind: str = "k3", *, ratio: Tensor | None = None
 ) -> Tensor:
     """The loss is given log π − log π_ref. Metrics, which are taken without a graph, stay right."""
-    return kl_estimate(logps, ref_logps, "k1" if logps.requires_grad else kind, ratio=ratio)
+    in_the_loss = torch.is_grad_enabled() and logps.requires_grad
+    return kl_estimate(logps, ref_logps, "k1" if in_the_loss else kind, ratio=ratio)
 
 
 # ---------------------------------------------------------------- what the loss is given

@@ -115,7 +115,7 @@ def slope_over_expected(run: Run) -> float:
 def k3_over_k1(run: Run) -> float:
     """Of means over the run, since k1 of one step may be negative; NaN while the policy is still at the reference."""
     k1, k3 = (mean(run.column(name)) for name in ("kl_k1_first", "kl_k3_first"))
-    return k3 / k1 if k1 > 0.02 else math.nan
+    return k3 / k1 if k1 > 0.03 else math.nan
 
 
 def quieter_half(name: str) -> Callable[[Run], float]:
@@ -224,8 +224,8 @@ INSTRUMENTS = (
         name="KL two ways, k3 / k1",
         columns=("kl_k1_first", "kl_k3_first"),
         read=k3_over_k1,
-        low=0.4,
-        high=2.5,
+        low=0.6,
+        high=1.6,
         sick="two estimates of the same KL disagree, k3 is {value:.2f} times k1",
         advice="k3 wants log(reference/policy): with the log-ratio turned round it explodes where the policy rose",
         notebook="05_clip_and_kl",
