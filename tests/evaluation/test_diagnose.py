@@ -38,7 +38,7 @@ def trained(folder: Path, *, bug: str | None = None, **changes) -> Run:
         "reward": "sort_digits",
         "steps": 8,
         "prompts_per_step": 4,
-        "group_size": 4,
+        "group_size": 8,
         "max_new_tokens": 8,
         "temperature": 0.7,
         "learning_rate": 3e-3,
