@@ -75,10 +75,11 @@ def test_a_healthy_run_raises_no_alarm(seed, preset, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_no_preset_raises_a_false_alarm(seed, tmp_path):
-    """Every preset on the verifiable task, and one of them, another for each seed, on dialogues."""
-    for preset in PRESETS:
+    """Three presets on the verifiable task, others for each seed, and one on dialogues."""
+    names = list(PRESETS)
+    for preset in [names[(3 * seed + place) % len(names)] for place in range(3)]:
         assert sick(trained(tmp_path / preset, preset=preset, seed=seed)) == [], preset
-    preset = list(PRESETS)[seed % len(PRESETS)]
+    preset = names[seed % len(names)]
     dialogues = trained(tmp_path / "dialogues", preset=preset, seed=seed, data="embedded", reward="bleu")
     assert sick(dialogues) == [], preset
 
