@@ -21,6 +21,7 @@ COVERS = {
     "08_ema_baselines": 1,
     "09_semantic_groups": 1,
     "10_ppo_vs_grpo": 9,
+    "12_bug_clinic": 8,
     "13_mixed_precision": 3,
     "14_scale_out": 5,
 }
