@@ -75,6 +75,8 @@ def grpo(*arguments: str, code: int = 0) -> str:
         (["vary", "shape=8x8,8"], 'shape takes a value like "8x8", not'),
         (["vary", "group_size=8,1"], "group_size must be at least 2, not 1"),
         (["vary", "alpha=0.9,1.5", "--algorithm", "cluster_ema"], "alpha must be within [0, 1], but is 1.5"),
+        (["diagnose", "nowhere"], "nowhere is no folder; give the one that `grpo train --out` wrote"),
+        (["diagnose", "."], ". has no config.json, so it is not the folder of a run"),
         (["evaluate", "nobody/nothing-at-all"], "neither 'tiny' nor a local folder"),
     ],
 )
@@ -116,6 +118,8 @@ def test_train_then_evaluate(tmp_path, dialogues, policy):
     said = grpo("evaluate", str(out / "policy"), "--data", dialogues, "--count", "4")
     assert {"bleu", "bleu_greedy", "rouge_l", "distinct", "perplexity"} <= set(said.split())
     assert "other settings (seed: 0 there, 1 here)" in grpo(*arguments, "--seed", "1", code=1)
+    said = grpo("diagnose", str(out))
+    assert "Nothing looks sick." in said and "Not judged:" in said and "it wants 6 steps, and there are 2" in said
 
 
 def test_train_lora(tmp_path, dialogues, policy):

@@ -49,4 +49,4 @@ def test_python_m_grpo_from_scratch_is_the_command():
     found = subprocess.run(
         [sys.executable, "-m", "grpo_from_scratch", "--help"], capture_output=True, text=True, check=True
     )
-    assert all(command in found.stdout for command in ("table", "sweep", "train", "sft", "evaluate"))
+    assert all(command in found.stdout for command in ("table", "sweep", "train", "sft", "evaluate", "diagnose"))

@@ -22,6 +22,7 @@ COVERS = {
     "09_semantic_groups": 1,
     "10_ppo_vs_grpo": 9,
     "11_evaluate_and_improve": 13,
+    "12_bug_clinic": 8,
     "13_mixed_precision": 3,
     "14_scale_out": 5,
 }

@@ -29,6 +29,7 @@ from grpo_from_scratch.policy.modules import trained_weights
 from grpo_from_scratch.policy.rollout import Rollout
 from grpo_from_scratch.policy.shared_prefix import supported
 from grpo_from_scratch.training.config import TrainConfig
+from grpo_from_scratch.training.instruments import advantage_metrics, gradient_metrics
 
 OF_ALL = ("rollout", "share", "scores", "groups")  # what of a Batch is not one row for each of this rank's completions
 
@@ -168,7 +169,9 @@ class Algorithm:
     def _judge_by_group(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         groups = self._group_ids(batch.rollout, batch.share)
         advantages = compute_advantages(self.preset, batch.scores, groups, ema=self.ema)  # (B,)
-        metrics = {"semantic_groups": groups.unique().numel()} if self.groups is not None else {}
+        metrics = advantage_metrics(advantages, batch.scores, batch.share.unit)
+        if self.groups is not None:
+            metrics["semantic_groups"] = groups.unique().numel()
         return replace(batch, groups=groups, advantages=batch.share.take(advantages)), metrics
 
     def _group_ids(self, rollout: Rollout, share: Share) -> Tensor:
@@ -222,21 +225,28 @@ class Algorithm:
         Args:
             denominator: the whole minibatch's ``loss_denominator``, so that the pieces' gradients add up.
             tokens: real tokens of the whole minibatch.
+
+        Returns:
+            The loss (), and metrics: those of ``policy_loss`` and ``gradient_metrics``, the entropy, and
+            ``sampler_gap``, the mean distance of the tokens' log-probs from those that the sampler recorded.
         """
         with self._autocast(batch.rollout):
             scored = score_completions(self.model, batch.rollout, hidden=self.shares_body)
+        parts = {"advantages": batch.advantages, "mask": batch.mask, "ref_logps": batch.ref_logps}
+        logps, old_logps = scored.logps, batch.old_logps
         loss, metrics = policy_loss(
             self.preset,
-            logps=scored.logps,
-            old_logps=scored.logps.detach() if batch.old_logps is None else batch.old_logps,
-            advantages=batch.advantages,
-            mask=batch.mask,
-            ref_logps=batch.ref_logps,
+            logps=logps,
+            old_logps=logps.detach() if old_logps is None else old_logps,
             denominator=denominator,
+            **parts,
         )
+        metrics |= gradient_metrics(self.preset, logps=logps, old_logps=old_logps, **parts)
+        metrics["entropy"] = aggregate(scored.entropy, batch.mask, "token")
+        metrics["sampler_gap"] = aggregate((logps.detach() - batch.rollout.logps).abs(), batch.mask, "token")
         if self.shares_body:
             loss = loss + self.config.value_coef * self._value_loss(scored.hidden, batch, tokens)
-        return loss, metrics | {"entropy": aggregate(scored.entropy, batch.mask, "token")}
+        return loss, metrics
 
     def critic_loss(self, batch: Batch, *, tokens: Tensor) -> Tensor:
         """The value loss alone. A head then learns from fixed states: warm-up must not move the policy."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import signal
 import threading
 import time
@@ -17,12 +18,14 @@ from grpo_from_scratch.distributed.placement import place
 from grpo_from_scratch.distributed.process_group import current
 from grpo_from_scratch.distributed.sharding import gathered, load_whole, rows_of, whole
 from grpo_from_scratch.policy.lora import add_lora
-from grpo_from_scratch.policy.modules import trained_weights
+from grpo_from_scratch.policy.modules import trained_weights, unwrap
+from grpo_from_scratch.policy.sampling import stop_tokens
 from grpo_from_scratch.policy.shared_prefix import shared_prefix
 from grpo_from_scratch.training.algorithm import Algorithm
 from grpo_from_scratch.training.checkpoint import checkpoint_step, latest_checkpoint, load_checkpoint, save_checkpoint
 from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.experience import Experience
+from grpo_from_scratch.training.instruments import ends_trained
 from grpo_from_scratch.training.logs import MetricsLog, read_metrics
 from grpo_from_scratch.training.provenance import data_hash, source_hash, versions, weights_hash
 from grpo_from_scratch.training.sft import starting_policy
@@ -175,6 +178,9 @@ class RLTrainer:
         if self.config.strategy == "tensor":  # a reward that is not the same twice would split what ranks do together
             self.world.agree(f"rewards of step {progress.step + 1}", str(collected.rewards.tolist()))
         batch, judged = self.algorithm.prepare(collected.rollout, collected.rewards, collected.share)
+        stop = stop_tokens(unwrap(self.model), self.tokenizer).to(batch.mask.device)
+        ended, seen = self.world.sum("ends", ends_trained(batch.rollout, batch.mask, stop)).tolist()
+        judged["ends_trained"] = seen / ended if ended else math.nan
         updated = self.updater.step(batch, progress.step)
         own = torch.tensor(time.process_time() - cpu, dtype=torch.float64)
         cpu, wall = float(self.world.sum("CPU seconds", own)), time.perf_counter() - wall

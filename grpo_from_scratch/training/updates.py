@@ -40,6 +40,9 @@ class Updater:
     def step(self, batch: Batch, step: int) -> dict[str, float]:
         """All updates of one step. Returns metrics, means over tokens; of the policy only when it was updated.
 
+        ``sampler_gap``, ``kl_k1_first`` and ``kl_k3_first`` are of the first update alone, before which the policy is
+        still the one that sampled: there the gap is 0, and both estimates of the KL are unbiased.
+
         An update that overflows in fp16 is skipped: weights, moments, learning rate and, when no update of the step is
         made, moving averages stay what they were. ``updates_skipped`` counts them.
 
@@ -58,6 +61,7 @@ class Updater:
     def _update_policy(self, batch: Batch, step: int) -> dict[str, float]:
         preset, config, world = self.config.preset, self.config, batch.share.world
         parts, norms, skipped = [], [], 0  # (tokens, metrics) of every piece; gradient norms of every update
+        first = []  # those of the first update: there the policy is still the one that sampled
         for number in range(preset.passes):
             for rows in self._minibatches(batch, "minibatches", step, number):
                 mask = batch.mask[rows]
@@ -69,6 +73,7 @@ class Updater:
                     loss, metrics = self.algorithm.loss(piece, denominator=denominator, tokens=tokens)
                     self.scaler.backward(loss)
                     parts.append((float(piece.mask.sum()), metrics))
+                first = first or list(parts)
                 norm, made = self._make(self.optimizer, self.scaler, world, step)
                 if made:
                     norms.append(norm)
@@ -78,6 +83,9 @@ class Updater:
         found = {"grad_norm": sum(norms) / len(norms) if norms else math.nan, "learning_rate": rate}
         if config.precision == "fp16":
             found |= {"updates_skipped": skipped, "loss_scale": self.scaler.scale}
+        on_policy = weighted_means(first, world)
+        found["sampler_gap"] = on_policy.get("sampler_gap", math.nan)
+        found |= {f"{name}_first": on_policy[name] for name in ("kl_k1", "kl_k3") if name in on_policy}
         return weighted_means(parts, world) | found
 
     def _update_critic(self, batch: Batch, step: int) -> None:
