@@ -99,6 +99,11 @@ def test_chat_on_a_terminal_ends_with_ctrl_d_or_ctrl_c(monkeypatch, capsys, end)
     assert capsys.readouterr().out == "\n"
 
 
+def test_chat_gives_no_orders_to_the_terminal(policy, monkeypatch):
+    monkeypatch.setattr(chat.Conversation, "reply", lambda self, text: f"{text}\n\x1b]0;owned\x07 \u202eevil")
+    assert say(policy, "red").stdout == "red\n\\x1b]0;owned\\x07 \\u202eevil\n"
+
+
 def test_chat_leaves_out_what_has_no_room(policy):
     """The oldest exchanges go, a pair at a time; the persona and the last words stay."""
     model, tokenizer = load_policy(policy)

@@ -11,6 +11,7 @@ from torch import nn
 
 from grpo_from_scratch.cli.app import Threads, app, plain_errors
 from grpo_from_scratch.dialogue.dataset import Example, encode_prompt
+from grpo_from_scratch.dialogue.summary import printable
 from grpo_from_scratch.policy.loading import load_policy
 from grpo_from_scratch.policy.sampling import sample
 
@@ -91,7 +92,8 @@ class Conversation:
 
 def _answer(conversation: Conversation, text: str, label: str) -> None:
     try:
-        typer.echo(f"{label}{conversation.reply(text) or '(no words)'}")
+        lines = conversation.reply(text).splitlines() or ["(no words)"]
+        typer.echo(label + "\n".join(map(printable, lines)))  # a stranger's model may give orders to the terminal
     except KeyboardInterrupt:
         typer.echo(f"{label}(broken off, and forgotten)")
 
