@@ -80,9 +80,9 @@ def test_model_weights_are_never_unpickled(copy, tmp_path, name):
     ran = tmp_path / "ran"
     (copy / "model.safetensors").unlink()
     (copy / name).write_bytes(pickle.dumps(Mine(ran)))
-    assert says(lambda: load_policy(copy)).startswith(f"the folder '{copy}' cannot be loaded")
+    assert says(lambda: load_policy(copy)).startswith(f"'{copy}' cannot be loaded")
     torch.save({"x": Mine(ran)}, copy / name)
-    assert says(lambda: load_policy(copy)).startswith(f"the folder '{copy}' cannot be loaded")
+    assert says(lambda: load_policy(copy)).startswith(f"'{copy}' cannot be loaded")
     assert not ran.exists()
 
 

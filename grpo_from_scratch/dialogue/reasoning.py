@@ -90,6 +90,8 @@ def _contains(answer: str, solution: str | None) -> bool:
 
 def _judged(item: str, reply: str) -> tuple[dict[str, Any], str, float, float]:
     """The question, the answer in the reply, and the task's scores of this answer and of nonsense."""
+    if not item:
+        raise ValueError("only a reasoning task's own questions have such a judge: take data reasoning:TASK")
     entry, floor = _entry(item)
     tagged = TAGGED.findall(reply)
     answer = (tagged[-1] if tagged else reply).strip()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from grpo_from_scratch.dialogue.dataset import SPLITS, columns
+from grpo_from_scratch.dialogue.dataset import SPLITS, Example, columns
 from grpo_from_scratch.dialogue.readers import load_examples
 from grpo_from_scratch.dialogue.reasoning import partly_right, reasoning_task, right
 from grpo_from_scratch.rewards import parse_reward, score
@@ -93,6 +93,11 @@ def test_it_is_a_reward():
     replies = [examples[0].references[0], "1"]
     for name in ("reasoning", "reasoning_partial"):
         assert score(parse_reward(name), ["", ""], replies, columns(examples)).tolist() == [1, 0]
+
+
+def test_other_data_have_no_such_judge():
+    with pytest.raises(RuntimeError, match="take data reasoning:TASK"):
+        score(parse_reward("reasoning"), [""], ["1"], columns([Example(("hi",), ("hello",))]))
 
 
 AUDIT = """
