@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
+from grpo_from_scratch.dialogue.words import words
 from grpo_from_scratch.evaluation.agreement import SCALE
 from grpo_from_scratch.evaluation.intervals import Interval, bootstrap, clustered_mean
 from grpo_from_scratch.evaluation.ratings import ASPECTS, Item, RatingSession, Scores
-from grpo_from_scratch.rewards import facts_reward, rouge_l, sentence_bleu, words
+from grpo_from_scratch.rewards import facts_reward, rouge_l, sentence_bleu
 
 COLUMNS = (*ASPECTS, "overall")  # overall: the mean of the aspects
 FEW = 10  # contexts; from fewer, a bootstrap interval holds the truth less often than it says
