@@ -136,9 +136,9 @@ def entropy_growth(run: Run) -> float:
 
 
 def heldout_gain(run: Run) -> float:
-    """Last minus first held-out reward, in standard errors of one evaluation."""
+    """Last minus first held-out reward, in standard errors of a difference of two evaluations."""
     rewards = [row["eval_reward"] for row in run.rows if is_number(row.get("eval_reward"))]
-    error = mean(run.column("reward_std")) / math.sqrt(run.config.eval_prompts)
+    error = mean(run.column("reward_std")) * math.sqrt(2 / run.config.eval_prompts)
     return (rewards[-1] - rewards[0]) / error if len(rewards) > 1 and error > 0 else math.nan
 
 
@@ -221,7 +221,7 @@ INSTRUMENTS = (
     ),
     # Symptoms. The bounds leave room around what 40 healthy runs showed (the nine presets on the dialogues, from the
     # fine-tuned policy, and on sort_digits, from random weights; 2 to 3 seeds, 12 and 20 steps): two KLs .91 to 1.14,
-    # without signal at most .26, clipped at most .13, entropy +.02, gain at least +1.5, explained at least −.01.
+    # without signal at most .26, clipped at most .13, entropy +.02, gain at least +1.1, explained at least −.01.
     Instrument(
         name="KL two ways, k3 / k1",
         columns=("kl_k1_first", "kl_k3_first"),

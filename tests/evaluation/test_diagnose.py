@@ -75,13 +75,13 @@ def test_a_healthy_run_raises_no_alarm(seed, preset, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_no_preset_raises_a_false_alarm(seed, tmp_path):
-    """Three presets on the verifiable task, others for each seed, and one on dialogues."""
-    names = list(PRESETS)
+    """Three presets on the verifiable task, others for each seed, and one on dialogues, as `grpo train` sets them."""
+    names, usual = list(PRESETS), {"temperature": 1.0, "prompts_per_step": 8, "max_new_tokens": 12, "steps": 6}
     for preset in [names[(3 * seed + place) % len(names)] for place in range(3)]:
-        assert sick(trained(tmp_path / preset, preset=preset, seed=seed)) == [], preset
+        assert sick(trained(tmp_path / preset, preset=preset, seed=seed, **usual)) == [], preset
+    dialogues = {"data": "embedded", "reward": "bleu", "learning_rate": 1e-3}
     preset = names[seed % len(names)]
-    dialogues = trained(tmp_path / "dialogues", preset=preset, seed=seed, data="embedded", reward="bleu")
-    assert sick(dialogues) == [], preset
+    assert sick(trained(tmp_path / "dialogues", preset=preset, seed=seed, **usual | dialogues)) == [], preset
 
 
 def test_inside_puts_everything_back():
