@@ -130,7 +130,7 @@ def move_first_slider(lab, browser, path: Path, screenshot: Path) -> tuple[str, 
     page, errors = opened(lab, browser, path)
     view = page.locator(".widget-vbox:has(.widget-slider):has(img)").first
     handle = view.locator(".noUi-handle").first
-    handle.wait_for(timeout=300_000)
+    handle.wait_for(timeout=600_000)  # the cells before it run first
     picture, caption = view.locator("img"), view.locator(".widget-html b")
     before = picture.get_attribute("src"), caption.text_content()
     view.scroll_into_view_if_needed()
