@@ -295,7 +295,8 @@ def check_rater(name: str) -> str:
 
 def _append(path: Path, line: bytes) -> None:
     """A single write to a file in append mode, so that lines of several processes do not mix. After a line that was cut
-    short it begins with a line break, so that the two do not become one."""
+    short it begins with a line break, so that the two do not become one; another's line that is just being written may
+    look like that, and then a blank line is left, which readers pass over."""
     with open(path, "a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))

@@ -317,6 +317,7 @@ def test_several_processes_write_one_file(session):
     assert [writer.wait(120) for writer in writers] == [0, 0, 0]
     for writer in writers:
         writer.communicate()
-    records = [json.loads(line) for line in session.path.read_text(encoding="utf-8").splitlines()]
+    lines = session.path.read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines if line]
     assert Counter(record["rater"] for record in records) == dict.fromkeys(raters, 25 * 8)
     assert len({record["item"] for record in records}) == 8 and len(session.ratings()) == 24
