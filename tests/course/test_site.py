@@ -62,6 +62,7 @@ def test_what_works_without_a_network_is_no_problem(tmp_path, body):
         ("<img src='picture.png' srcset='picture.png 1x, https://a.b/c.png 2x'>", "'https://a.b/c.png' is outside"),
         ("<script src='//cdn.a.b/mathjax.js'></script>", "the file '//cdn.a.b/mathjax.js' is outside"),
         ("<iframe src='http://a.b'></iframe>", "'http://a.b' is outside"),
+        ("<iframe src='//a.b'></iframe>", "'//a.b' is outside"),
         ("<p style='background: url(http://a.b/c.png)'>", "'http://a.b/c.png' is outside"),
         ("<style>@import 'http://a.b/c.css';</style>", "'http://a.b/c.css' is outside"),
         ("<img src='gone.png'>", "the file 'gone.png' is not there"),
@@ -77,6 +78,11 @@ def test_what_works_without_a_network_is_no_problem(tmp_path, body):
 def test_each_kind_of_problem_is_told(tmp_path, body, said):
     (told,) = problems(edition(tmp_path, body))
     assert told.startswith("index.html: ") and said in told
+
+
+def test_an_address_that_works_on_this_machine_only_is_told(tmp_path):
+    here = edition(tmp_path, f"<img src='{tmp_path}/picture.png'>")
+    assert len(list(problems(here))) == 1
 
 
 def test_heads_and_style_sheets_are_judged_too(tmp_path):
