@@ -2,6 +2,7 @@
 # make run     the PPO-vs-GRPO table, in full
 # make test    every test;  make test-all: the slow ones too
 # make lab     JupyterLab on the notebooks
+# make site    the course as HTML pages that need no network, in build/site
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,10 @@ export OMP_NUM_THREADS ?= 1
 
 EXTRAS := $(VENV)/.extras
 
-.PHONY: setup run quick test test-all lint lab
+SITE_VENV := .venv-site
+SITE := build/site/_build/html
+
+.PHONY: setup run quick test test-all lint lab site
 
 setup: $(READY)
 
@@ -45,3 +49,16 @@ test-all: lint $(EXTRAS)
 
 lab: setup
 	$(BIN)/jupyter lab --notebook-dir notebooks
+
+# In an environment of its own: nothing of the package is imported, and the notebooks stay as they are stored.
+$(SITE_VENV)/.ready: notebooks/site/requirements.txt
+	test -d $(SITE_VENV) || $(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+site: $(SITE_VENV)/.ready
+	rm -rf build/site
+	$(SITE_VENV)/bin/jupyter-book build . --quiet --warningiserror --keep-going --path-output build/site \
+		--config notebooks/site/_config.yml --toc notebooks/site/_toc.yml
+	cp $(SITE_VENV)/lib/python3*/site-packages/sphinx-mathjax-offline/static/mathjax/tex-svg-full.js $(SITE)/_static
+	$(SITE_VENV)/bin/python -m grpo_from_scratch.course.site $(SITE)
