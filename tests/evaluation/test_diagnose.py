@@ -218,9 +218,11 @@ def test_load_run_takes_nan_for_not_measured(folder):
     "name, text, message",
     [
         ("metrics.jsonl", "", "no step that updated the policy yet"),
-        ("metrics.jsonl", '{"step": 1}\nnonsense\n{"step": 2}\n', "line 2: not the row of a step"),
-        ("metrics.jsonl", "[1]\n", "line 1: not the row of a step"),
+        ("metrics.jsonl", '{"step": 1}\nnonsense\n{"step": 2}\n', "line 2: not JSON"),
+        ("metrics.jsonl", "[1]\n", "line 1: no row with a step"),
+        ("metrics.jsonl", '{"grad_norm": 1}\n', "line 1: no row with a step"),
         ("config.json", "{torn", "is not what a run writes there"),
+        ("config.json", "[" * 100_000, "is not what a run writes there"),
         ("config.json", "[]", "is not what a run writes there"),
         ("config.json", '{"config": {"stepz": 1}}', "unknown settings stepz"),
     ],
