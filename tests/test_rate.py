@@ -107,6 +107,25 @@ def test_rate_ctrl_c_keeps_what_is_rated(replies, tmp_path):
     assert len(RatingSession(tmp_path / "s").ratings()) == 1
 
 
+def test_rate_gives_the_terminal_no_orders(tmp_path):
+    """A reply of a stranger's file may hold an escape sequence; its lines stay lines."""
+    record = {"policy": "a", "context": "c \x1b[2J", "reply": "one\n\x1b[31mtwo"}
+    (tmp_path / "r.jsonl").write_text(json.dumps(record) + "\n")
+    arguments = ["rate", str(tmp_path / "s"), "--replies", str(tmp_path / "r.jsonl"), "--rater", "ann"]
+    said = CliRunner().invoke(cli.app, arguments, input="q\n", color=True).output
+    assert "\x1b[2J" not in said and "\x1b[31m" not in said
+    assert "c \\x1b[2J" in said and "one\n            \\x1b[31mtwo" in said
+
+
+def test_rate_without_a_login_asks_for_a_name(replies, tmp_path, monkeypatch):
+    def unknown():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert "give one with --rater NAME" in grpo_rate(tmp_path / "s", "--replies", replies, code=1)
+    assert "0 of 6 replies rated by ann" in grpo_rate(tmp_path / "s", "--rater", "ann")
+
+
 def test_rate_report(replies, tmp_path):
     folder = tmp_path / "s"
     assert "No ratings yet" in grpo_rate(folder, "--replies", replies, "--report")
@@ -123,6 +142,16 @@ def test_rate_report(replies, tmp_path):
     assert "Note: 3 rated contexts: fewer than 10" in said
     assert "alpha, ordinal): fluency 1.00" in said and "quadratic kappa): fluency 1.00" in said
     assert re.search(r"facts +1\.00", said) and re.search(r"words +— ", said)
+
+
+def test_rate_report_keeps_its_columns_apart(replies, tmp_path):
+    """The widest cell, a negative number with an interval, is followed by a blank."""
+    grpo_rate(tmp_path / "s", "--replies", replies, typed="q\n")
+    session = RatingSession(tmp_path / "s")
+    for item in session.items:
+        session.rate("ann", item, dict.fromkeys(ASPECTS, 1 if item.reply.startswith("yes") else 4))
+    rows = [line for line in grpo_rate(tmp_path / "s", "--report").splitlines() if line.startswith("facts")]
+    assert rows == ["facts".ljust(22) + "−1.00 [−1.00, −1.00]  " * 4] or rows[0].count(" −1.00") == 4, rows
 
 
 def test_rate_report_of_constant_ratings_is_not_agreement(replies, tmp_path):

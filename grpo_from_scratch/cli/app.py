@@ -53,7 +53,7 @@ def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
 
 def _safe(message: Exception | Warning) -> str:
     """What it says, which may quote a stranger's file, without orders to the terminal."""
-    return "\n".join(map(printable, str(message).splitlines()))
+    return printable(str(message), keep="\n")
 
 
 def _rank() -> str:

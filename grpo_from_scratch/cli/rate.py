@@ -16,9 +16,11 @@ from tqdm import tqdm
 from grpo_from_scratch.cli.app import Data, SkipBad, Threads, app, plain_errors
 from grpo_from_scratch.dialogue.dataset import encode_prompt
 from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.dialogue.summary import printable
 from grpo_from_scratch.distributed.randomness import key_seed
 from grpo_from_scratch.evaluation.agreement import SCALE, krippendorff_alpha, weighted_kappa
 from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS
+from grpo_from_scratch.evaluation.intervals import Interval
 from grpo_from_scratch.evaluation.rating_report import (
     COLUMNS,
     metric_correlations,
@@ -40,6 +42,8 @@ from grpo_from_scratch.evaluation.ratings import (
 from grpo_from_scratch.policy.loading import load_policy
 from grpo_from_scratch.policy.sampling import sample
 from grpo_from_scratch.training.config import TrainConfig
+
+CELL = 22  # characters of a table's column: "−0.95 [−1.00, −0.95]" and a gap
 
 
 @app.command()
@@ -94,7 +98,14 @@ def rate(
             for line in report_lines(session):
                 typer.echo(line)
         else:
-            _sit(Sitting(session, rater or getpass.getuser()))
+            _sit(Sitting(session, rater or _login()))
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container, under a number that has no name
+        raise ValueError("this machine has no name for you; give one with --rater NAME") from None
 
 
 def _sampled(names: list[str], data: str, count: int, seed: int, skip_bad: bool) -> Iterator[Reply]:
@@ -187,7 +198,7 @@ def _show(sitting: Sitting) -> None:
 
 
 def _line(who: str, text: str) -> str:
-    return f"  {who + ':':10}" + text.replace("\n", "\n" + " " * 12)
+    return f"  {who + ':':10}" + printable(text, keep="\n").replace("\n", "\n" + " " * 12)
 
 
 def _answer(sitting: Sitting) -> Scores | str:
@@ -236,9 +247,9 @@ def report_lines(session: RatingSession) -> Iterator[str]:
 def _table(title: str, rows: dict[str, dict[str, Any]]) -> Iterator[str]:
     width = max(map(len, [title, *rows])) + 2
     yield ""
-    yield title.ljust(width) + "".join(name.ljust(20) for name in COLUMNS)
+    yield title.ljust(width) + "".join(name.ljust(CELL) for name in COLUMNS)
     for name, cells in rows.items():
-        yield name.ljust(width) + "".join(cells[column].format().ljust(20) for column in COLUMNS)
+        yield name.ljust(width) + "".join(cells[column].format().ljust(CELL) for column in COLUMNS)
 
 
 def _agreement_lines(session: RatingSession, raters: list[str]) -> Iterator[str]:
@@ -252,6 +263,6 @@ def _agreement_lines(session: RatingSession, raters: list[str]) -> Iterator[str]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             values = {aspect: measure(ratings_matrix(session, aspect)) for aspect in ASPECTS}
-        shown = ", ".join(f"{aspect} {value:.2f}".replace("nan", "—") for aspect, value in values.items())
+        shown = ", ".join(f"{aspect} {Interval(value).format()}" for aspect, value in values.items())
         reasons = "; ".join(dict.fromkeys(str(warning.message) for warning in caught))
         yield f"Agreement ({name}): {shown}" + (f" ({reasons})" if reasons else "")
