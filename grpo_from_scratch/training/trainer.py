@@ -32,7 +32,7 @@ from grpo_from_scratch.training.sft import starting_policy
 from grpo_from_scratch.training.updates import Updater
 
 # What a run writes into its folder, and what the table and the command add.
-WRITTEN = ("config.*", "metrics.*", "result.*", "checkpoints", "checkpoints/*", "policy", "policy/*")
+WRITTEN = ("config.*", "metrics.*", "result.*", "checkpoints", "checkpoints/*", "policy", "policy/*", "tracker")
 
 
 @dataclass
