@@ -55,6 +55,9 @@ def rate(
     ] = None,
     data: Data = "embedded",
     count: Annotated[int, typer.Option(help="Held-out dialogues that each policy answers.", min=1)] = 20,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Longest reply of a policy; a longer one is shown cut.", min=1)
+    ] = MAX_NEW_TOKENS,
     replies: Annotated[
         Path | None,
         typer.Option(help='Make a session of a JSONL file: {"policy": …, "context": …, "reply": …} on each line.'),
@@ -77,7 +80,7 @@ def rate(
         if policy and replies:
             raise ValueError("a session is made of --policy or of --replies, not of both")
         if policy:
-            made_with = {"policies": policy, "data": data, "count": count, "seed": seed}
+            made_with = {"policies": policy, "data": data, "count": count, "seed": seed, "longest": max_new_tokens}
         else:
             made_with = {"replies": _fingerprint(replies), "seed": seed} if replies else {}
         if (folder / "session.json").exists():
@@ -88,7 +91,7 @@ def rate(
                     "with it, or take another folder"
                 )
         elif made_with:
-            made = _sampled(policy, data, count, seed, skip_bad) if policy else read_replies(replies)
+            made = _sampled(policy, data, count, max_new_tokens, seed, skip_bad) if policy else read_replies(replies)
             session = RatingSession.create(folder, made, seed=seed, made_with=made_with)
         else:
             raise ValueError(
@@ -108,7 +111,7 @@ def _login() -> str:
         raise ValueError("this machine has no name for you; give one with --rater NAME") from None
 
 
-def _sampled(names: list[str], data: str, count: int, seed: int, skip_bad: bool) -> Iterator[Reply]:
+def _sampled(names: list[str], data: str, count: int, longest: int, seed: int, skip_bad: bool) -> Iterator[Reply]:
     """Each policy's sampled reply to each held-out dialogue."""
     if len(set(names)) < len(names):
         raise ValueError("a policy stands twice; give each once")
@@ -120,7 +123,7 @@ def _sampled(names: list[str], data: str, count: int, seed: int, skip_bad: bool)
             tokenizer,
             [encode_prompt(example, tokenizer, TrainConfig.max_prompt_tokens) for example in examples],
             group_size=1,
-            max_new_tokens=MAX_NEW_TOKENS,
+            max_new_tokens=longest,
             temperature=1.0,
             seed=key_seed(seed, "replies to rate"),
         )
