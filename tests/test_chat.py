@@ -66,6 +66,12 @@ def test_chat_unknown_command_and_nothing_to_read(policy):
     assert say(policy).stdout == ""
 
 
+def test_chat_gives_the_terminal_no_orders(policy, monkeypatch):
+    monkeypatch.setattr(chat.Conversation, "reply", lambda self, text: "one\n\x1b[2Jtwo")
+    said = CliRunner().invoke(cli.app, ["chat", policy], input="hi\n", color=True).output
+    assert said == "one\n\\x1b[2Jtwo\n"
+
+
 def test_chat_ctrl_c_breaks_off_a_reply_and_forgets_it(policy, monkeypatch):
     calls = []
 

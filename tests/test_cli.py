@@ -105,6 +105,21 @@ def test_bad_line_is_named_or_skipped_and_counted(line, message, tmp_path, dialo
     assert "skipped 1 bad records" in grpo(*arguments, "--skip-bad")
 
 
+def test_train_set_may_name_what_has_an_option(tmp_path, monkeypatch):
+    """What is decided before the run, the fine-tuning and the rate, follows the same settings."""
+    made = []
+    monkeypatch.setattr("grpo_from_scratch.cli.train._fine_tune", lambda config: made.append(config) or "tuned")
+    monkeypatch.setattr("grpo_from_scratch.cli.train._train", lambda config, *_, **__: made.append(config))
+    grpo("train", "--set", "data=sort_digits", "--set", "max_new_tokens=7")
+    imitated, config = made
+    assert (imitated.data, imitated.max_new_tokens) == ("sort_digits", 7)
+    assert (config.model, config.data, config.learning_rate) == ("tuned", "sort_digits", 1e-3)
+    made.clear()
+    grpo("train", "--set", "model=large", "--set", "lora_rank=4")
+    assert [(config.model, config.learning_rate) for config in made] == [("large", 3e-4)]
+    assert "unknown reward 'blue'" in grpo("train", "--set", "reward=blue", code=1)
+
+
 def test_train_then_evaluate(tmp_path, dialogues, policy):
     out = tmp_path / "run"
     arguments = ["train", "--model", policy, "--data", dialogues, "--out", str(out), "--steps", "2", "--prompts", "2"]

@@ -4,6 +4,8 @@ import errno
 import importlib.metadata
 import sys
 import tempfile
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from typer.testing import CliRunner
 
 from grpo_from_scratch.cli import doctor
 from grpo_from_scratch.cli.app import app
+
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def levels(check):
@@ -44,6 +48,25 @@ def test_an_old_and_an_absent_package(monkeypatch):
     assert "transformers>=5.24 (here: 4.30)" in bad.what
     assert "sacrebleu (here: absent)" in bad.what
     assert "torch" not in bad.what.replace("pytorch", "")
+
+
+def test_a_package_that_only_lies_in_the_folder(monkeypatch):
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
+    assert levels(doctor.packages) == {"packages": "bad"}
+
+
+def test_every_extra_that_is_absent_is_named(monkeypatch):
+    """All of pyproject.toml's but those of the tests, under the names that are imported."""
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    (note,) = [finding for finding in doctor.packages() if finding.level == "note"]
+    declared = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    names = [name for extra, names in declared.items() if extra not in ("test", "extras") for name in names]
+    assert len(names) > 8
+    for name in names:
+        assert name.replace("-", "_") in note.what, name
 
 
 @pytest.mark.parametrize("build, word", [(None, "without CUDA"), ("12.8", "sees no GPU")])

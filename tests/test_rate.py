@@ -10,6 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from grpo_from_scratch import cli
+from grpo_from_scratch.cli import rate
+from grpo_from_scratch.evaluation.intervals import Interval
+from grpo_from_scratch.evaluation.rating_report import COLUMNS
 from grpo_from_scratch.evaluation.ratings import ASPECTS, RatingSession
 from grpo_from_scratch.policy.loading import new_tiny_policy, save_policy
 
@@ -107,6 +110,25 @@ def test_rate_ctrl_c_keeps_what_is_rated(replies, tmp_path):
     assert len(RatingSession(tmp_path / "s").ratings()) == 1
 
 
+def test_rate_gives_the_terminal_no_orders(tmp_path):
+    """A reply of a stranger's file may hold an escape sequence; its lines stay lines."""
+    record = {"policy": "a", "context": "c \x1b[2J", "reply": "one\n\x1b[31mtwo"}
+    (tmp_path / "r.jsonl").write_text(json.dumps(record) + "\n")
+    arguments = ["rate", str(tmp_path / "s"), "--replies", str(tmp_path / "r.jsonl"), "--rater", "ann"]
+    said = CliRunner().invoke(cli.app, arguments, input="q\n", color=True).output
+    assert "\x1b[2J" not in said and "\x1b[31m" not in said
+    assert "c \\x1b[2J" in said and "one\n            \\x1b[31mtwo" in said
+
+
+def test_rate_without_a_login_asks_for_a_name(replies, tmp_path, monkeypatch):
+    def unknown():
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert "give one with --rater NAME" in grpo_rate(tmp_path / "s", "--replies", replies, code=1)
+    assert "0 of 6 replies rated by ann" in grpo_rate(tmp_path / "s", "--rater", "ann")
+
+
 def test_rate_report(replies, tmp_path):
     folder = tmp_path / "s"
     assert "No ratings yet" in grpo_rate(folder, "--replies", replies, "--report")
@@ -125,6 +147,13 @@ def test_rate_report(replies, tmp_path):
     assert re.search(r"facts +1\.00", said) and re.search(r"words +— ", said)
 
 
+def test_report_keeps_its_columns_apart():
+    """The widest cell is a negative number with an interval."""
+    cells = dict.fromkeys(COLUMNS, Interval(-0.95, -1.0, -0.9))
+    *_, row = rate._table("Spearman's rho with", {"BLEU": cells})
+    assert row.split("  ")[-1] == "" and row.count("−0.95 [−1.00, −0.90]  ") == 4
+
+
 def test_rate_report_of_constant_ratings_is_not_agreement(replies, tmp_path):
     grpo_rate(tmp_path / "s", "--replies", replies, typed="q\n")
     session = RatingSession(tmp_path / "s")
@@ -140,11 +169,13 @@ def test_rate_makes_a_session_of_policies(tmp_path):
         model, tokenizer = new_tiny_policy([WORDS], hidden_size=16, layers=1, heads=2, seed=seed)
         names.append(str(tmp_path / f"policy{seed}"))
         save_policy(model, tokenizer, names[-1])
-    made = "--policy", names[0], "--policy", names[1], "--data", "embedded", "--count", "3"
+    short = "--max-new-tokens", "2"
+    made = "--policy", names[0], "--policy", names[1], "--data", "embedded", *short, "--count", "3"
     assert re.search(r"Reply 2 of \d", grpo_rate(tmp_path / "s", *made, typed="1 2 3\n"))
     session = RatingSession(tmp_path / "s")
     assert {name for entry in session.key["items"].values() for name in entry["policies"]} == set(names)
     assert len({item.context for item in session.items}) == 3
+    assert max(len(item.reply.split()) for item in session.items) <= 2
     assert all(entry["references"] for entry in session.key["items"].values())
     grpo_rate(tmp_path / "s", *made, typed="1 2 3\n")  # goes on, samples nothing anew
     assert len(session.ratings()) == 2

@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from grpo_from_scratch.dialogue.corpus import DIFFICULTIES
 from grpo_from_scratch.dialogue.readers import load_examples
 from grpo_from_scratch.dialogue.summary import printable
+from grpo_from_scratch.dialogue.tasks import TASKS
 
 app = typer.Typer(
     help="Group Relative Policy Optimization from scratch: measure it against PPO, train with it, judge the result.",
@@ -22,13 +23,11 @@ app = typer.Typer(
 )
 
 Workers = Annotated[int, typer.Option(help="Runs at a time, each on one core.", min=1)]
-Data = Annotated[
-    str,
-    typer.Option(
-        help="embedded[:mixed|even|hidden|0.3], jsonl:FILE, convai2:FILE, wizard:FILE, chitchat, or a task's name.",
-        metavar="SPEC",
-    ),
-]
+SPEC_HELP = (
+    "embedded[:mixed|even|hidden|0.3], jsonl:FILE, convai2:FILE, wizard:FILE, chitchat, "
+    f"{', '.join(TASKS)} or reasoning:NAME."
+)
+Data = Annotated[str, typer.Option(help=SPEC_HELP, metavar="SPEC")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad records of a data file, and say how many.")]
 Threads = Annotated[int, typer.Option(help="Torch threads; two are often slower than one on a busy machine.", min=1)]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -53,7 +52,7 @@ def plain_errors(*, kept: str = "nothing was written") -> Iterator[None]:
 
 def _safe(message: Exception | Warning) -> str:
     """What it says, which may quote a stranger's file, without orders to the terminal."""
-    return "\n".join(map(printable, str(message).splitlines()))
+    return printable(str(message), keep="\n")
 
 
 def _rank() -> str:

@@ -92,8 +92,8 @@ class Conversation:
 
 def _answer(conversation: Conversation, text: str, label: str) -> None:
     try:
-        lines = conversation.reply(text).splitlines() or ["(no words)"]
-        typer.echo(label + "\n".join(map(printable, lines)))  # a stranger's model may give orders to the terminal
+        # a stranger's model may give orders to the terminal
+        typer.echo(label + (printable(conversation.reply(text), keep="\n") or "(no words)"))
     except KeyboardInterrupt:
         typer.echo(f"{label}(broken off, and forgotten)")
 

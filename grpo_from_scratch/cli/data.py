@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from grpo_from_scratch.cli.app import SkipBad, app, plain_errors
+from grpo_from_scratch.cli.app import SPEC_HELP, SkipBad, app, plain_errors
 from grpo_from_scratch.dialogue.dataset import SPLITS, Example
 from grpo_from_scratch.dialogue.readers import stream_examples
 from grpo_from_scratch.dialogue.summary import Summary, printable, replies_of, spread, summarise, to_json
@@ -23,13 +23,7 @@ SHOWN = 100  # characters of a reply in a table
 
 @app.command()
 def data(
-    spec: Annotated[
-        str,
-        typer.Argument(
-            help="embedded[:mixed|even|hidden|0.3], jsonl:FILE, convai2:FILE, wizard:FILE, chitchat, or a task's name.",
-            metavar="SPEC",
-        ),
-    ] = "embedded",
+    spec: Annotated[str, typer.Argument(help=SPEC_HELP, metavar="SPEC")] = "embedded",
     count: Annotated[int, typer.Option(help="Read at most so many dialogues.", min=1)] = 100_000,
     examples: Annotated[int, typer.Option(help="Examples to show.", min=0)] = 3,
     model: Annotated[

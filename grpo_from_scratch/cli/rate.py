@@ -16,9 +16,11 @@ from tqdm import tqdm
 from grpo_from_scratch.cli.app import Data, SkipBad, Threads, app, plain_errors
 from grpo_from_scratch.dialogue.dataset import encode_prompt
 from grpo_from_scratch.dialogue.readers import load_examples
+from grpo_from_scratch.dialogue.summary import printable
 from grpo_from_scratch.distributed.randomness import key_seed
 from grpo_from_scratch.evaluation.agreement import SCALE, krippendorff_alpha, weighted_kappa
 from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS
+from grpo_from_scratch.evaluation.intervals import Interval
 from grpo_from_scratch.evaluation.rating_report import (
     COLUMNS,
     metric_correlations,
@@ -41,6 +43,8 @@ from grpo_from_scratch.policy.loading import load_policy
 from grpo_from_scratch.policy.sampling import sample
 from grpo_from_scratch.training.config import TrainConfig
 
+CELL = 22  # characters of a table's column: "−0.95 [−1.00, −0.95]" and a gap
+
 
 @app.command()
 def rate(
@@ -51,6 +55,9 @@ def rate(
     ] = None,
     data: Data = "embedded",
     count: Annotated[int, typer.Option(help="Held-out dialogues that each policy answers.", min=1)] = 20,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Longest reply of a policy; a longer one is shown cut.", min=1)
+    ] = MAX_NEW_TOKENS,
     replies: Annotated[
         Path | None,
         typer.Option(help='Make a session of a JSONL file: {"policy": …, "context": …, "reply": …} on each line.'),
@@ -73,7 +80,7 @@ def rate(
         if policy and replies:
             raise ValueError("a session is made of --policy or of --replies, not of both")
         if policy:
-            made_with = {"policies": policy, "data": data, "count": count, "seed": seed}
+            made_with = {"policies": policy, "data": data, "count": count, "seed": seed, "longest": max_new_tokens}
         else:
             made_with = {"replies": _fingerprint(replies), "seed": seed} if replies else {}
         if (folder / "session.json").exists():
@@ -84,7 +91,7 @@ def rate(
                     "with it, or take another folder"
                 )
         elif made_with:
-            made = _sampled(policy, data, count, seed, skip_bad) if policy else read_replies(replies)
+            made = _sampled(policy, data, count, max_new_tokens, seed, skip_bad) if policy else read_replies(replies)
             session = RatingSession.create(folder, made, seed=seed, made_with=made_with)
         else:
             raise ValueError(
@@ -94,10 +101,17 @@ def rate(
             for line in report_lines(session):
                 typer.echo(line)
         else:
-            _sit(Sitting(session, rater or getpass.getuser()))
+            _sit(Sitting(session, rater or _login()))
 
 
-def _sampled(names: list[str], data: str, count: int, seed: int, skip_bad: bool) -> Iterator[Reply]:
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container, under a number that has no name
+        raise ValueError("this machine has no name for you; give one with --rater NAME") from None
+
+
+def _sampled(names: list[str], data: str, count: int, longest: int, seed: int, skip_bad: bool) -> Iterator[Reply]:
     """Each policy's sampled reply to each held-out dialogue."""
     if len(set(names)) < len(names):
         raise ValueError("a policy stands twice; give each once")
@@ -109,7 +123,7 @@ def _sampled(names: list[str], data: str, count: int, seed: int, skip_bad: bool)
             tokenizer,
             [encode_prompt(example, tokenizer, TrainConfig.max_prompt_tokens) for example in examples],
             group_size=1,
-            max_new_tokens=MAX_NEW_TOKENS,
+            max_new_tokens=longest,
             temperature=1.0,
             seed=key_seed(seed, "replies to rate"),
         )
@@ -187,7 +201,7 @@ def _show(sitting: Sitting) -> None:
 
 
 def _line(who: str, text: str) -> str:
-    return f"  {who + ':':10}" + text.replace("\n", "\n" + " " * 12)
+    return f"  {who + ':':10}" + printable(text, keep="\n").replace("\n", "\n" + " " * 12)
 
 
 def _answer(sitting: Sitting) -> Scores | str:
@@ -236,9 +250,9 @@ def report_lines(session: RatingSession) -> Iterator[str]:
 def _table(title: str, rows: dict[str, dict[str, Any]]) -> Iterator[str]:
     width = max(map(len, [title, *rows])) + 2
     yield ""
-    yield title.ljust(width) + "".join(name.ljust(20) for name in COLUMNS)
+    yield title.ljust(width) + "".join(name.ljust(CELL) for name in COLUMNS)
     for name, cells in rows.items():
-        yield name.ljust(width) + "".join(cells[column].format().ljust(20) for column in COLUMNS)
+        yield name.ljust(width) + "".join(cells[column].format().ljust(CELL) for column in COLUMNS)
 
 
 def _agreement_lines(session: RatingSession, raters: list[str]) -> Iterator[str]:
@@ -252,6 +266,6 @@ def _agreement_lines(session: RatingSession, raters: list[str]) -> Iterator[str]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             values = {aspect: measure(ratings_matrix(session, aspect)) for aspect in ASPECTS}
-        shown = ", ".join(f"{aspect} {value:.2f}".replace("nan", "—") for aspect, value in values.items())
+        shown = ", ".join(f"{aspect} {Interval(value).format()}" for aspect, value in values.items())
         reasons = "; ".join(dict.fromkeys(str(warning.message) for warning in caught))
         yield f"Agreement ({name}): {shown}" + (f" ({reasons})" if reasons else "")

@@ -98,7 +98,6 @@ def train(
         if task:
             data, reward = task, task_reward(task)
             model = model or ("tiny" if task == "sort_digits" else "")
-        tiny = model in ("", "tiny")
         settings = {
             "preset": preset,
             "model": model or "tiny",
@@ -108,7 +107,7 @@ def train(
             "prompts_per_step": prompts,
             "group_size": group_size,
             "lora_rank": lora,
-            "learning_rate": learning_rate or (TINY_RATE if tiny else LORA_RATE if lora else LARGE_RATE),
+            "learning_rate": learning_rate,
             "max_new_tokens": max_new_tokens,
             "seed": seed,
             "precision": precision,
@@ -117,14 +116,17 @@ def train(
             "shared_prefix": not no_shared_prefix,
             "out": str(out),
         }
-        config = with_settings(settings, set_ or [])
-        parse_reward(reward)  # refused now rather than after the fine-tuning
+        config = with_settings(settings, set_ or [])  # which may name what has an option, too: what follows asks it
+        tiny = config.model == "tiny"
+        rate = config.learning_rate or (TINY_RATE if tiny else LORA_RATE if config.lora_rank else LARGE_RATE)
+        config = dataclasses.replace(config, learning_rate=rate)
+        parse_reward(config.reward)  # refused now rather than after the fine-tuning
         if track:
             check_tracker(track)
         with joined(timeout=timeout) as world:
-            if not model:
-                fine_tuned = _fine_tune(SFTConfig(data=data, max_new_tokens=max_new_tokens, skip_bad=skip_bad))
-                config = dataclasses.replace(config, model=str(fine_tuned))
+            if tiny and not model:
+                imitated = {name: getattr(config, name) for name in ("data", "max_new_tokens", "skip_bad")}
+                config = dataclasses.replace(config, model=str(_fine_tune(SFTConfig(**imitated))))
             _train(config, world, title=f"training with {preset}", track=track)
 
 

@@ -121,9 +121,10 @@ def _generator(name: str, seed: int):
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:
         raise ImportError("reasoning tasks need their package: pip install 'grpo-from-scratch[reasoning]'") from error
-    names = sorted(task for task, (kind, _) in DATASETS.items() if _is_safe(kind, ProceduralDataset))
-    if name not in DATASETS or name == "composite":  # which is a mixture of others, not a task
-        nearest = difflib.get_close_matches(name, [task for task in names if task != name], n=3) or names
+    tasks = {task: kind for task, (kind, _) in DATASETS.items() if task != "composite"}  # which is a mixture of others
+    names = sorted(task for task, kind in tasks.items() if _is_safe(kind, ProceduralDataset))
+    if name not in tasks:
+        nearest = difflib.get_close_matches(name, names, n=3) or names
         raise ValueError(f"reasoning-gym has no task {name!r}; the nearest: {', '.join(nearest)}")
     if name not in names:
         raise ValueError(f"the judge of reasoning:{name} may run a reply as code, so it is refused; take another task")

@@ -89,9 +89,10 @@ def _twice_encoded(run: str) -> bool:
     return False
 
 
-def printable(text: str) -> str:
-    """The text as it may go to a terminal: controls, which can move a cursor or turn a line round, are spelt out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str, *, keep: str = "") -> str:
+    """The text as it may go to a terminal: controls, which can move a cursor or turn a line round, are spelt out, but
+    for those to ``keep``."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def to_json(summary: Summary) -> dict[str, Any]:

@@ -24,13 +24,14 @@ def diagnose(run: Run) -> list[Reading]:
 
 def reading(instrument: Instrument, run: Run) -> Reading:
     """What one instrument says."""
-    missing = [name for name in instrument.columns if not run.column(name)]
+    empty = [name for name in instrument.columns if not run.column(name)]
+    absent = [name for name in empty if not any(name in row for row in run.steps)]
     value, reason = math.nan, instrument.exempt(run.config)
-    if not reason and missing:
-        reason = f"the log has no {', '.join(missing)}"
+    if not reason and absent:
+        reason = f"the log has no {', '.join(absent)}"
     if not reason and len(run.steps) < instrument.least:
         reason = f"it wants {instrument.least} steps, and there are {len(run.steps)}"
-    if not reason and math.isnan(value := instrument.read(run)):
+    if not reason and (empty or math.isnan(value := instrument.read(run))):
         reason = "there is nothing to measure it on"
     if reason:
         return Reading(instrument, "not judged", said=reason)

@@ -145,11 +145,19 @@ class RatingSession:
         """{"made_with": …, "items": {id: {"policies", "references", "facts"}}}: for judging, not for raters.
 
         Raises:
+            FileNotFoundError: the key was taken away.
             ValueError: the key is of other items.
         """
-        key = _read_json(self.folder / "key.json")
-        if key["items"].keys() != self._by_id.keys():
-            raise ValueError(f"{self.folder / 'key.json'} is not the key of this session: it names other replies")
+        path = self.folder / "key.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no {path}, which says who wrote what: put it back beside session.json")
+        key = _read_json(path)
+        try:
+            known = "made_with" in key and key["items"].keys() == self._by_id.keys()
+        except (KeyError, TypeError, AttributeError):
+            known = False
+        if not known:
+            raise ValueError(f"{path} is not the key of this session: it names other replies")
         return key
 
     def order(self, rater: str) -> list[Item]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_from_scratch.training.config import TrainConfig
+from grpo_from_scratch.training.logs import read_metrics
 
 
 @dataclass(frozen=True)
@@ -41,32 +42,14 @@ def load_run(folder: str | Path) -> Run:
             raise ValueError(f"{folder} has no {name}, so it is not the folder of a run")
     try:
         config = TrainConfig.from_dict(json.loads((folder / "config.json").read_text(encoding="utf-8"))["config"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / 'config.json'} is not what a run writes there ({error})") from None
-    lines = (folder / "metrics.jsonl").read_bytes().split(b"\n")
-    rows, torn = [], False
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        row = parsed(line)
-        if row is None and number == len(lines):
-            torn = True
-        elif row is None:
-            raise ValueError(f"{folder / 'metrics.jsonl'}, line {number}: not the row of a step; restore or delete it")
-        else:
-            rows.append(row)
-    run = Run(config, rows, torn)
+    rows = read_metrics(folder / "metrics.jsonl")
+    written = [line for line in (folder / "metrics.jsonl").read_bytes().split(b"\n") if line.strip()]
+    run = Run(config, rows, torn=len(rows) < len(written))
     if not run.steps:
         raise ValueError(f"{folder / 'metrics.jsonl'} has no step that updated the policy yet: nothing to judge")
     return run
-
-
-def parsed(line: bytes) -> dict | None:
-    try:
-        row = json.loads(line)
-    except ValueError:  # bad JSON, or bad UTF-8
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def is_number(value: object) -> bool:

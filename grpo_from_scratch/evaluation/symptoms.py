@@ -136,10 +136,13 @@ def entropy_growth(run: Run) -> float:
 
 
 def heldout_gain(run: Run) -> float:
-    """Last minus first held-out reward, in standard errors of a difference of two evaluations."""
-    rewards = [row["eval_reward"] for row in run.rows if is_number(row.get("eval_reward"))]
-    error = mean(run.column("reward_std")) * math.sqrt(2 / run.config.eval_prompts)
-    return (rewards[-1] - rewards[0]) / error if len(rewards) > 1 and error > 0 else math.nan
+    """Last minus first held-out reward, in standard errors of a difference of two evaluations. The data may hold fewer
+    replies out than the config asks for."""
+    judged = [row for row in run.rows if is_number(row.get("eval_reward"))]
+    if len(judged) < 2:
+        return math.nan
+    error = mean(run.column("reward_std")) * math.sqrt(2 / judged[-1].get("eval_replies", run.config.eval_prompts))
+    return (judged[-1]["eval_reward"] - judged[0]["eval_reward"]) / error if error > 0 else math.nan
 
 
 # ---------------------------------------------------------------- the instruments

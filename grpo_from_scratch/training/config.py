@@ -11,6 +11,19 @@ from grpo_from_scratch.distributed.sharding import STRATEGIES
 from grpo_from_scratch.objective.fields import check_types
 from grpo_from_scratch.objective.presets import Preset, get_preset
 
+ZERO_IS = {
+    "lora_rank": "to train all weights",
+    "microbatch_tokens": "for no limit",
+    "critic_warmup": "for none",
+    "eval_every": "for never",
+    "checkpoint_every": "for never",
+}
+NOT_POSITIVE = {
+    "temperature": "a greedy policy explores nothing",
+    "max_grad_norm": "gradients are scaled to this length, so they would vanish or turn round",
+    "lora_alpha": "the additions are scaled by it, and 0 would leave nothing to train",
+}
+
 
 def _not_identity(default: Any) -> Any:
     """A field that may differ between a run and its continuation: it changes no number of the run."""
@@ -93,17 +106,21 @@ class TrainConfig:
             "prompts_per_step",
             "group_size",
             "minibatches",
+            "max_prompt_tokens",
             "max_new_tokens",
             "critic_passes",
+            "eval_prompts",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.lora_rank < 0:
-            raise ValueError(f"lora_rank must be at least 1, or 0 to train all weights, not {self.lora_rank}")
+        for name, zero in ZERO_IS.items():
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 1, or 0 {zero}, not {getattr(self, name)}")
+        for name in ("temperature", "max_grad_norm", *(["lora_alpha"] if self.lora_rank else [])):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}: {NOT_POSITIVE[name]}")
         if self.lora_rank and self.strategy == "tensor":
             raise ValueError("strategy 'tensor' cannot split the layers that LoRA puts in: choose 'ddp' or 'fsdp'")
-        if self.microbatch_tokens < 0:
-            raise ValueError(f"microbatch_tokens must be at least 1, or 0 for no limit, not {self.microbatch_tokens}")
         for name, allowed in {
             "critic": ("separate", "head"),
             "encoder": ("hidden", "tfidf"),
@@ -116,8 +133,6 @@ class TrainConfig:
         self._check_device_map()
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup is a share of all updates between 0 and 1, not {self.warmup}")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be positive, not {self.temperature}: a greedy policy explores nothing")
         self._check_groups()
 
     def _check_device_map(self):

@@ -32,7 +32,7 @@ from grpo_from_scratch.training.sft import starting_policy
 from grpo_from_scratch.training.updates import Updater
 
 # What a run writes into its folder, and what the table and the command add.
-WRITTEN = ("config.*", "metrics.*", "result.*", "checkpoints", "checkpoints/*", "policy", "policy/*")
+WRITTEN = ("config.*", "metrics.*", "result.*", "checkpoints", "checkpoints/*", "policy", "policy/*", "tracker")
 
 
 @dataclass
@@ -200,7 +200,8 @@ class RLTrainer:
     def _evaluation(self) -> dict:
         with gathered(self.model):
             more = self.on_evaluation(self) if self.on_evaluation else {}
-            return {"eval_reward": self.experience.heldout_reward(self.model, self.tokenizer)} | more
+            reward = self.experience.heldout_reward(self.model, self.tokenizer)
+            return {"eval_reward": reward, "eval_replies": len(self.experience.heldout)} | more
 
     def _counters(self) -> dict:
         return dataclasses.asdict(self.progress)

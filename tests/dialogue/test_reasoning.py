@@ -86,6 +86,9 @@ def test_unknown_tasks_name_the_nearest():
         load_examples("reasoning:chain_sums", "train")
     with pytest.raises(ValueError, match="no task 'composite'"):
         load_examples("reasoning:composite", "train")
+    with pytest.raises(ValueError, match="no task 'nosuch'; the nearest: ab, ") as error:
+        load_examples("reasoning:nosuch", "train")
+    assert "composite" not in str(error.value), "what is advised is not refused"
 
 
 def test_it_is_a_reward():

@@ -164,11 +164,23 @@ def test_what_is_no_symptom(changes):
 
 
 def test_what_cannot_be_judged_says_why():
-    run = invented(steps=3, sampler_gap=None)
+    run = invented(steps=3, ends_trained=None)
+    for row in run.rows:
+        row.pop("sampler_gap", None)
     reasons = {reading.instrument.name: reading.said for reading in diagnose(run) if reading.status == "not judged"}
     assert reasons["what the critic explains"] == "there is no critic"
     assert reasons["groups without signal"] == "it wants 6 steps, and there are 3"
     assert "the log has no sampler_gap" in reasons.values()
+    assert reasons["ends of replies in the loss"] == "there is nothing to measure it on"  # no reply ended by itself
+
+
+def test_the_error_of_the_held_out_reward_is_that_of_the_replies_there_were():
+    """A fall by .1, with a std of .2: 6 standard errors of two times 256 replies, and less than 1 of two times four."""
+    run = invented(evaluations=(0.4, 0.3))
+    assert sick(run) == ["gain of the held-out reward, standard errors"]
+    for row in run.rows:
+        row |= {"eval_replies": 4} if "eval_reward" in row else {}
+    assert sick(run) == []
 
 
 def test_report_names_finding_remedy_and_section():
@@ -218,9 +230,11 @@ def test_load_run_takes_nan_for_not_measured(folder):
     "name, text, message",
     [
         ("metrics.jsonl", "", "no step that updated the policy yet"),
-        ("metrics.jsonl", '{"step": 1}\nnonsense\n{"step": 2}\n', "line 2: not the row of a step"),
-        ("metrics.jsonl", "[1]\n", "line 1: not the row of a step"),
+        ("metrics.jsonl", '{"step": 1}\nnonsense\n{"step": 2}\n', "line 2: not JSON"),
+        ("metrics.jsonl", "[1]\n", "line 1: no row with a step"),
+        ("metrics.jsonl", '{"grad_norm": 1}\n', "line 1: no row with a step"),
         ("config.json", "{torn", "is not what a run writes there"),
+        ("config.json", "[" * 100_000, "is not what a run writes there"),
         ("config.json", "[]", "is not what a run writes there"),
         ("config.json", '{"config": {"stepz": 1}}', "unknown settings stepz"),
     ],

@@ -98,6 +98,13 @@ def test_share_of_wins_is_not_certain_of_few():
     assert share_of_wins([1, 2, math.nan], [1, 1, 1], range(3)).value == 0.75
 
 
+def test_share_of_wins_takes_equal_means_for_a_tie():
+    """Three thirds add up to another last bit in another order; nobody rated either reply higher."""
+    first, second = np.mean([1 / 3, 2 / 3, 4 / 3]), np.mean([2 / 3, 4 / 3, 1 / 3])
+    assert first != second
+    assert share_of_wins([first] * 2, [second] * 2, ["a", "b"]).value == 0.5
+
+
 def test_few_is_said_up_to_ten(tmp_path):
     for count in (FEW - 1, FEW):
         made = [Reply(p, (f"c{i}",), f"{p} {i}") for p in "ab" for i in range(count)]

@@ -229,6 +229,16 @@ def test_a_foreign_key_is_refused(session, tmp_path):
         _ = RatingSession(session.folder).key
 
 
+@pytest.mark.parametrize("text", ["[]", "{}", '{"items": {}}', '{"made_with": {}, "items": []}', "{torn"])
+def test_a_damaged_key_is_told_in_a_sentence(session, text):
+    (session.folder / "key.json").write_text(text)
+    with pytest.raises(ValueError, match="key.json is not"):
+        _ = RatingSession(session.folder).key
+    (session.folder / "key.json").unlink()
+    with pytest.raises(FileNotFoundError, match="put it back"):
+        _ = RatingSession(session.folder).key
+
+
 def test_create_refuses(session, tmp_path):
     with pytest.raises(ValueError, match="is in use"):
         RatingSession.create(session.folder, replies())

@@ -256,7 +256,7 @@ def test_checkpoint_names_lead_nowhere(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.partial", "metrics.partial", "metrics.jsonl", "checkpoints", "policy", "policy/x"]
+    "name", ["config.partial", "metrics.partial", "metrics.jsonl", "checkpoints", "policy", "policy/x", "tracker"]
 )
 def test_run_writes_through_no_link(make_config, tmp_path, name):
     """A stranger's run folder, in which a link stands where the run writes."""
@@ -267,6 +267,6 @@ def test_run_writes_through_no_link(make_config, tmp_path, name):
     config = make_config(steps=2, checkpoint_every=1)
     link = config.folder / name
     link.parent.mkdir(parents=True)
-    link.symlink_to(elsewhere if name in ("checkpoints", "policy") else tmp_path / "file")
+    link.symlink_to(elsewhere if name in ("checkpoints", "policy", "tracker") else tmp_path / "file")
     assert "is a link, and a run writes nothing outside its folder" in says(lambda: RLTrainer(config).train())
     assert (tmp_path / "file").read_text() == "mine" and os.listdir(elsewhere) == ["step-00000001"]

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM
 
 from grpo_from_scratch import rewards
+from grpo_from_scratch.dialogue.readers import load_examples
 from grpo_from_scratch.objective.presets import PRESETS
 from grpo_from_scratch.policy.loading import load_policy, save_policy
 from grpo_from_scratch.training.checkpoint import latest_checkpoint
@@ -195,11 +196,13 @@ def test_a_missing_reward_is_counted_and_the_run_goes_on(make_config, monkeypatc
     def sometimes(prompts, completions, **_):
         return [None if i == 1 else float("nan") if i == 2 else float(len(c)) for i, c in enumerate(completions)]
 
-    config = make_config(reward=reward_of(monkeypatch, sometimes), steps=2)
+    config = make_config(reward=reward_of(monkeypatch, sometimes), steps=2, eval_prompts=1000)  # more than there are
     rows = RLTrainer(config).train().metrics
     assert [row["reward_missing"] for row in rows[1:]] == pytest.approx([2 / 12] * 2)
     assert all(math.isfinite(row[name]) for row in rows[1:] for name in ("reward_mean", "grad_norm"))
     assert math.isfinite(rows[0]["eval_reward"])
+    there_are = len(load_examples(config.data, "tuning"))
+    assert [row["eval_replies"] for row in rows if "eval_reward" in row] == [there_are] * 2
 
 
 def test_a_reward_that_raises_names_the_completion(make_config, monkeypatch):
