@@ -63,11 +63,16 @@ class ParallelGRPO:
         A script that calls this may be started by torchrun, which it joins, or has joined (``process_group.joined``).
 
         Args:
-            data, reward, steps, settings: fields of TrainConfig.
+            data, reward, steps, settings: fields of TrainConfig, except for what the constructor was told.
 
         Raises:
             ValueError: a setting that does not fit; see TrainConfig and RLTrainer.
         """
+        if told := sorted({"preset", "model", "strategy", "device_map"} & settings.keys()):
+            raise ValueError(
+                f"{', '.join(told)}: ParallelGRPO is the article's algorithm, laid out as its constructor was told; "
+                "another one is RLTrainer(TrainConfig(preset=…))"
+            )
         self.config = dataclasses.replace(self.config, data=data, reward=reward, steps=steps, **settings)
         with joined() if current().store is None else nullcontext():
             result = RLTrainer(self.config).train()

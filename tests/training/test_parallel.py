@@ -51,3 +51,9 @@ def test_layers_without_a_map_go_evenly_on_what_is_there(monkeypatch, gpus, expe
     model = torch.nn.Module()
     model.h, model._no_split_modules = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(5)), ["Linear"]
     assert list(evenly(model).values()) == expected
+
+
+@pytest.mark.parametrize("settings", [{"preset": "ppo"}, {"model": "tiny"}, {"strategy": "fsdp"}])
+def test_train_is_not_told_what_the_constructor_was(policy_folder, settings):
+    with pytest.raises(ValueError, match=r"another one is RLTrainer\(TrainConfig"):
+        ParallelGRPO(policy_folder).train(**settings)
