@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grpo_from_scratch import cli
+from grpo_from_scratch.cli.app import data_of
 from grpo_from_scratch.policy.loading import new_tiny_policy, save_policy
 
 WORDS = "red green blue one two three"
@@ -132,9 +133,26 @@ def test_train_then_evaluate(tmp_path, dialogues, policy):
     assert config["device_map"] == {"layer_0": "cpu"}
     said = grpo("evaluate", str(out / "policy"), "--data", dialogues, "--count", "4")
     assert {"bleu", "bleu_greedy", "rouge_l", "distinct", "perplexity"} <= set(said.split())
+    assert f"4 dialogues of {dialogues}, split report" in said
+    assert grpo("evaluate", str(out / "policy"), "--count", "4") == said  # the run says what it was trained on
     assert "other settings (seed: 0 there, 1 here)" in grpo(*arguments, "--seed", "1", code=1)
     said = grpo("diagnose", str(out))
     assert "Nothing looks sick." in said and "Not judged:" in said and "it wants 6 steps, and there are 2" in said
+
+
+def test_policies_of_different_data_want_it_named(tmp_path):
+    for name, data in {"one": "embedded:even", "two": "sort_digits"}.items():
+        (tmp_path / name / "policy").mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps({"config": {"data": data}}))
+    one, two = (str(tmp_path / name / "policy") for name in ("one", "two"))
+    assert data_of([one, one], "") == "embedded:even"
+    assert data_of([one, two], "jsonl:x") == "jsonl:x"
+    assert data_of(["somebody/something"], "") == "embedded"
+    with pytest.raises(ValueError, match="trained on embedded:even and sort_digits; name one with --data"):
+        data_of([one, two], "")
+    (tmp_path / "two" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="is damaged, so the policy's data are not known: give --data"):
+        data_of([two], "")
 
 
 def test_train_lora(tmp_path, dialogues, policy):

@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,9 @@ SPEC_HELP = (
     f"{', '.join(TASKS)} or reasoning:NAME."
 )
 Data = Annotated[str, typer.Option(help=SPEC_HELP, metavar="SPEC")]
+JudgedOn = Annotated[
+    str, typer.Option(help=f"{SPEC_HELP} Default: what the policy was trained on.", metavar="SPEC", show_default=False)
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip bad records of a data file, and say how many.")]
 Threads = Annotated[int, typer.Option(help="Torch threads; two are often slower than one on a busy machine.", min=1)]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -58,6 +62,32 @@ def _safe(message: Exception | Warning) -> str:
 def _rank() -> str:
     """Who speaks, in a job of several processes, whose messages share a terminal."""
     return f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+
+
+def data_of(policies: list[str], named: str) -> str:
+    """The data to judge policies on: what is named, or else what they were trained on.
+
+    ``grpo train`` leaves that in the folder above a policy, ``grpo sft`` within it; of other policies nobody knows, and
+    they get the embedded dialogues.
+
+    Raises:
+        ValueError: nothing is named and they were trained on different data, or a record is damaged.
+    """
+    found = {named} if named else {_trained_on(Path(policy)) for policy in policies}
+    if len(found) > 1:
+        raise ValueError(f"these policies were trained on {' and '.join(sorted(found))}; name one with --data")
+    return found.pop()
+
+
+def _trained_on(policy: Path) -> str:
+    for record in (policy / "sft.json", policy.parent / "config.json"):
+        try:
+            config = json.loads(record.read_text(encoding="utf-8")).get("config") if record.is_file() else None
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{record} is damaged, so the policy's data are not known: give --data") from error
+        if isinstance(config, dict) and isinstance(config.get("data"), str):
+            return config["data"]
+    return "embedded"
 
 
 def parse_value(text: str, example: Any, name: str) -> Any:

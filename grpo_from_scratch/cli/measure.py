@@ -28,8 +28,8 @@ def table(
     data: Data = "embedded",
     algorithms: Annotated[str, typer.Option(help=f"Rows, separated by commas, of {', '.join(ROWS)}.")] = "",
     seeds: Annotated[
-        int, typer.Option(help="Runs a row; by default 10 (quick: 2), half on each initial policy.", min=0)
-    ] = 0,
+        int | None, typer.Option(help="Runs a row; by default 10 (quick: 2), half on each initial policy.", min=1)
+    ] = None,
     workers: Workers = CORES,
     out: Annotated[
         Path | None,

@@ -19,9 +19,15 @@ def noise(
         bool, typer.Option("--quick", help="A minute: 2 difficulties, few prompts, indicative only.")
     ] = False,
     difficulty: Annotated[str, typer.Option(help=f"As for table. Default: {','.join(DIAL)}.")] = "",
-    updates: Annotated[int, typer.Option(help="GRPO updates before the second look. Default: 15.", min=0)] = 0,
-    prompts: Annotated[int, typer.Option(help="Prompts whose replies' gradients are taken. Default: 160.", min=0)] = 0,
-    batches: Annotated[int, typer.Option(help="Measured batches for each group size. Default: 56.", min=0)] = 0,
+    updates: Annotated[
+        int | None, typer.Option(help="GRPO updates before the second look. Default: 15.", min=1)
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(help="Prompts whose replies' gradients are taken. Default: 160.", min=1)
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option(help="Measured batches for each group size. Default: 56.", min=1)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     workers: Workers = CORES,
     out: Annotated[

@@ -13,7 +13,7 @@ import torch
 import typer
 from tqdm import tqdm
 
-from grpo_from_scratch.cli.app import Data, SkipBad, Threads, app, plain_errors
+from grpo_from_scratch.cli.app import JudgedOn, SkipBad, Threads, app, data_of, plain_errors
 from grpo_from_scratch.dialogue.dataset import encode_prompt
 from grpo_from_scratch.dialogue.readers import load_examples
 from grpo_from_scratch.dialogue.summary import printable
@@ -53,7 +53,7 @@ def rate(
         list[str] | None,
         typer.Option(help="Make a session of this policy's replies: a Hugging Face folder or hub id. Repeat for more."),
     ] = None,
-    data: Data = "embedded",
+    data: JudgedOn = "",
     count: Annotated[int, typer.Option(help="Held-out dialogues that each policy answers.", min=1)] = 20,
     max_new_tokens: Annotated[
         int, typer.Option(help="Longest reply of a policy; a longer one is shown cut.", min=1)
@@ -80,6 +80,7 @@ def rate(
         if policy and replies:
             raise ValueError("a session is made of --policy or of --replies, not of both")
         if policy:
+            data = data_of(policy, data)
             made_with = {"policies": policy, "data": data, "count": count, "seed": seed, "longest": max_new_tokens}
         else:
             made_with = {"replies": _fingerprint(replies), "seed": seed} if replies else {}
@@ -236,6 +237,9 @@ def report_lines(session: RatingSession) -> Iterator[str]:
     note = ""
     for first, second in itertools.combinations(policies(session), 2):
         found = preference(session, first, second)
+        if not found.pairs:
+            yield f"{first} and {second}: no dialogue yet in which somebody rated both."
+            continue
         yield (
             f"{first} wins {found.share.format()} of its {found.pairs} pairs with {second} on {found.contexts} "
             f"contexts (a tie is half), and is {found.differences['overall'].format(sign='+')} better overall"

@@ -9,7 +9,7 @@ import torch
 import typer
 from tqdm import tqdm
 
-from grpo_from_scratch.cli.app import Data, SkipBad, Threads, app, parse_value, plain_errors
+from grpo_from_scratch.cli.app import Data, JudgedOn, SkipBad, Threads, app, data_of, parse_value, plain_errors
 from grpo_from_scratch.dialogue.readers import load_examples
 from grpo_from_scratch.distributed.process_group import TIMEOUT, World, current, joined
 from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS
@@ -170,7 +170,7 @@ def sft(
 @app.command()
 def evaluate(
     model: Annotated[str, typer.Argument(help="A Hugging Face folder or hub id.")],
-    data: Data = "embedded",
+    data: JudgedOn = "",
     split: Annotated[str, typer.Option(help="report or tuning: held-out dialogues.")] = "report",
     count: Annotated[int, typer.Option(help="At most so many dialogues.", min=1)] = 500,
     max_new_tokens: Annotated[int, typer.Option(help="Longest reply.", min=1)] = MAX_NEW_TOKENS,
@@ -181,8 +181,10 @@ def evaluate(
     """Measure a policy on held-out dialogues: BLEU, ROUGE-L, facts, distinct-2, and the references' perplexity."""
     with plain_errors():
         torch.set_num_threads(threads)
+        data = data_of([model], data)
         policy, tokenizer = load_policy(model)
         examples = load_examples(data, split, count=count, skip_bad=skip_bad)
+        typer.echo(f"{len(examples)} dialogues of {data}, split {split}")
         found = measure(
             policy,
             tokenizer,

@@ -266,7 +266,7 @@ def difference(got: Any, want: Any, exercise: Exercise, what: str = "") -> str |
 def leaf_difference(got: Any, want: Any, exercise: Exercise, what: str) -> str | None:
     """``difference`` for two values that are not both containers of the same kind."""
     if got is None and want is not None:
-        return f"{what} is None: is there a return statement"
+        return f"{what} is None: is there a return statement?"
     number = isinstance(want, int | float) and not isinstance(want, bool)
     if number and isinstance(got, int | float) and not isinstance(got, bool):
         got, want = torch.tensor(got, dtype=torch.float64), torch.tensor(want, dtype=torch.float64)

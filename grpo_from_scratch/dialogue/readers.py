@@ -30,6 +30,7 @@ SPECS = (
     "chitchat",
 )
 CONVERSATIONS = {"convai2": convai2_conversations, "wizard": wizard_conversations}
+FORMS = ("jsonl", *CONVERSATIONS)
 
 
 def load_examples(
@@ -88,9 +89,8 @@ def stream_examples(spec: str, *, seed: int = 0, skip_bad: bool = False) -> Iter
     if spec == "chitchat":
         yield from replies(chitchat_conversations())
         return
-    if not detail or name not in ("jsonl", *CONVERSATIONS):
-        nearest = difflib.get_close_matches(spec, SPECS, n=3) or SPECS
-        raise ValueError(f"unknown data {spec!r}; the nearest valid: {', '.join(nearest)}")
+    if not detail or name not in FORMS:
+        raise ValueError(f"unknown data {spec!r}; {_meant(spec)}")
     path = _path(detail)
     bad = Skipped() if skip_bad else None
     try:
@@ -103,6 +103,14 @@ def stream_examples(spec: str, *, seed: int = 0, skip_bad: bool = False) -> Iter
     finally:
         if bad is not None and bad.count:
             warnings.warn(f"skipped {bad.count} bad records, the first: {bad.first}", stacklevel=3)
+
+
+def _meant(spec: str) -> str:
+    """What may have been meant by a spec that there is not."""
+    if _path(spec).is_file():
+        return f"if that file holds dialogues, say in which form: {', '.join(f'{name}:{spec}' for name in FORMS)}"
+    nearest = difflib.get_close_matches(spec, SPECS, n=3)
+    return f"the nearest valid: {', '.join(nearest)}" if nearest else f"valid are {', '.join(SPECS)}"
 
 
 def _path(text: str) -> Path:

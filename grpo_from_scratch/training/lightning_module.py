@@ -18,7 +18,9 @@ from grpo_from_scratch.training.trainer import RLTrainer
 
 
 class GRPOLightningModule(lightning.LightningModule):
-    """One epoch is the run; one batch is the number of a step. Rows of metrics are logged as ``self.log_dict`` does.
+    """One epoch is the run, or what is left of it; one batch is the number of a step.
+
+    Rows of metrics are logged as ``self.log_dict`` does.
 
     Raises:
         ValueError: as RLTrainer, and when Lightning is to spread the run over processes or to touch its precision.
@@ -44,6 +46,8 @@ class GRPOLightningModule(lightning.LightningModule):
     def training_step(self, batch: int, batch_idx: int) -> None:
         row = self.runner.advance()
         self.log_dict({name: float(value) for name, value in row.items() if isinstance(value, int | float)})
+        if self.runner.progress.step >= self.runner.config.steps:
+            self.trainer.should_stop = True  # whatever max_epochs and max_steps say
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.runner.updater.optimizer  # which steps in advance(), for gradients of all pieces

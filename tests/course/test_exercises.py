@@ -70,7 +70,7 @@ def test_feedback_passes_a_right_answer():
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        (lambda r, w: None, "the result is None: is there a return statement"),
+        (lambda r, w: None, "the result is None: is there a return statement?"),
         (lambda r, w: 3.0, "the result should be a tensor and is a float"),
         (lambda r, w: r.mean(1), "the result should have shape (1, 3) and has (1,)"),
         (lambda r, w: centred(r, w).double(), "the result should be torch.float32 and is torch.float64"),

@@ -16,7 +16,7 @@ def fit(module, **options):
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet | options)
+    trainer = lightning.Trainer(**{"max_epochs": 1, "accelerator": "cpu"} | quiet | options)
     trainer.fit(module)
     return trainer
 
@@ -46,6 +46,13 @@ def test_an_interrupted_run_goes_on(make_config):
     fit(module)
     whole = RLTrainer(make_config("whole", steps=4)).train()
     assert facts(module.runner.train().metrics) == facts(whole.metrics)
+
+
+def test_the_config_says_how_many_steps(make_config):
+    """Lightning counts steps of optimizers that it handles itself, and would never stop."""
+    module = GRPOLightningModule(make_config(steps=2))
+    fit(module, max_epochs=3, max_steps=50)
+    assert module.runner.progress.step == 2
 
 
 def test_lightning_is_not_to_choose_the_precision(make_config):
