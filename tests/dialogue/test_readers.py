@@ -274,3 +274,12 @@ def test_load_examples_chitchat_real_conversations():
     assert min(len(splits["tuning"]), len(splits["report"])) > 10_000
     assert splits["train"][0].turns == ("Hello How are you doing today?",)
     assert splits["train"][0].references == ("whats up MD im doing good how are you doing?",)
+
+
+def test_a_file_without_its_form_is_told_the_forms(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"context": "hi", "response": "hello"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=f"say in which form: jsonl:{file}, convai2:{file}, wizard:{file}$"):
+        load_examples(str(file), "train")
+    with pytest.raises(ValueError, match="valid are embedded, "):
+        load_examples("zzzzzzzz", "train")
