@@ -123,6 +123,14 @@ def test_model_folder_of_anything(copy, policy, inputs):
     check()
 
 
+@pytest.mark.parametrize("ends", ["x", ["x", 2], {"a": 1}, 0.5, True])
+def test_ends_that_are_no_tokens(copy, ends):
+    path = copy / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": ends}))
+    said = says(lambda: load_policy(copy))
+    assert said.startswith(f"the generation config of '{copy}'") or "cannot be loaded" in said
+
+
 NO_NOTEBOOKS = [b"", b"\x80\x04pickle", b"{}", b"[]", b'{"cells": 3}', b"[" * 50_000, b"\xff\xfe{"]
 NO_NOTEBOOKS += [b'{"cells": [{}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}']
 

@@ -273,6 +273,9 @@ def _complete(tokenizer, model: nn.Module, name: str | Path) -> None:
         )
     if hasattr(model.config, "auto_map"):
         del model.config.auto_map  # names code that came with the model and stays behind
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    if any(type(end) is not int for end in (ends if isinstance(ends, list) else [ends]) if end is not None):
+        raise ValueError(f"the generation config of '{name}' has the eos_token_id {ends!r}; expected ids of tokens.")
     stops, generation = stop_tokens(model, tokenizer).tolist(), model.generation_config
     try:
         generation.validate(strict=True)
