@@ -203,7 +203,7 @@ class TrainConfig:
         mine, theirs = (config.to_dict() for config in (self, other))
         ignored = {f.name for f in dataclasses.fields(self) if not f.metadata.get("identity", True)}
         flat_mine, flat_theirs = (tree | tree["preset"] for tree in (mine, theirs))
-        names = [name for name in flat_mine if name not in ignored | {"preset"}]
+        names = [name for name in flat_mine if name not in ignored | {"preset", "source"}]  # it cites, and sets nothing
         lines = [
             f"{name}: {flat_theirs[name]} there, {flat_mine[name]} here"
             for name in names

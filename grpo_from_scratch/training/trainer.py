@@ -35,13 +35,18 @@ from grpo_from_scratch.training.updates import Updater
 WRITTEN = ("config.*", "metrics.*", "result.*", "checkpoints", "checkpoints/*", "policy", "policy/*", "tracker")
 
 
-@dataclass
+@dataclass(repr=False)  # which would print every weight
 class RunResult:
     """What a run leaves: the trained policy and its history."""
 
     model: nn.Module
     tokenizer: object
     metrics: list[dict]  # the rows of metrics.jsonl, one for each step, the first before any update
+
+    def __repr__(self) -> str:
+        held_out = [f"{row['eval_reward']:.3f}" for row in self.evaluations]
+        rewards = " -> ".join(held_out[:1] + held_out[1:][-1:]) or "not measured"
+        return f"RunResult({self.metrics[-1]['step']} steps, held-out reward {rewards})"
 
     @property
     def evaluations(self) -> list[dict]:
@@ -271,7 +276,7 @@ def claim_folder(folder: Path, config: TrainConfig, inputs: dict[str, str]) -> N
         if differences:
             raise ValueError(
                 f"{folder} holds a run with other settings ({'; '.join(differences)}); "
-                "use those, choose another folder, or delete this one"
+                "use those, choose another folder (--out), or delete this one"
             )
         return
     folder.mkdir(parents=True, exist_ok=True)

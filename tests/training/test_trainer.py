@@ -273,3 +273,11 @@ def test_gradient_checkpointing_of_a_model_without_it_is_refused(make_config, mo
     monkeypatch.setattr("transformers.LlamaForCausalLM.supports_gradient_checkpointing", False)
     with pytest.raises(ValueError, match="does not support"):
         RLTrainer(make_config(gradient_checkpointing=True))
+
+
+def test_result_prints_as_a_line(make_config):
+    result = RLTrainer(make_config(steps=2, eval_every=1)).train()
+    first, _, last = (f"{row['eval_reward']:.3f}" for row in result.evaluations)
+    assert repr(result) == f"RunResult(2 steps, held-out reward {first} -> {last})"
+    unjudged = RLTrainer(make_config("unjudged", steps=1, eval_every=0)).train()
+    assert repr(unjudged) == "RunResult(1 steps, held-out reward not measured)"
