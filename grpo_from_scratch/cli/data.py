@@ -14,7 +14,7 @@ from rich.table import Table
 from grpo_from_scratch.cli.app import SPEC_HELP, SkipBad, app, plain_errors
 from grpo_from_scratch.dialogue.dataset import SPLITS, Example
 from grpo_from_scratch.dialogue.readers import stream_examples
-from grpo_from_scratch.dialogue.summary import Summary, printable, replies_of, spread, summarise, to_json
+from grpo_from_scratch.dialogue.summary import Summary, printable, spread, summarise, to_json
 from grpo_from_scratch.evaluation.data_figure import data_figure
 from grpo_from_scratch.policy.loading import load_policy
 
@@ -112,5 +112,5 @@ def _dialogue(example: Example) -> str:
     turns = len(example.turns)
     lines = [("known", line) for line in example.background]
     lines += [("user" if (turns - i) % 2 else "bot", turn) for i, turn in enumerate(example.turns)]
-    lines += [("reply", reply) for reply in replies_of(example)]
+    lines += [("reply", reply) for reply in example.imitated]
     return "\n" + "\n".join(f"{name:>8}  {printable(text)}" for name, text in lines)

@@ -45,7 +45,7 @@ def curate(examples: Sequence[Example], filters: Mapping[str, Filter]) -> tuple[
     kept, removed = [], []
     for place, example in enumerate(examples):
         good = []
-        for reply in example.responses or example.references:
+        for reply in example.imitated:
             found = next(((name, why) for name, judge in filters.items() if (why := judge(example, reply))), None)
             if found:
                 removed.append(Removed(place, reply, *found))
@@ -85,7 +85,7 @@ def generic(examples: Sequence[Example], most: int = 20) -> Filter:
     """The same words answer more than ``most`` different turns of ``examples``: they fit everything and say nothing."""
     answered = defaultdict(set)
     for example in examples:
-        for reply in example.responses or example.references:
+        for reply in example.imitated:
             answered[_as_words(reply)].add(_as_words(example.turns[-1]))
 
     def judge(example: Example, reply: str) -> str | None:
@@ -130,7 +130,7 @@ def near_duplicate(examples: Sequence[Example], least: float = 0.8) -> Filter:
     Not every pair is compared: of two sets that share so much, the rarest pairs cannot all differ (prefix filtering,
     Bayardo et al. 2007), so candidates are looked up by those. The result is that of all comparisons.
     """
-    counts = Counter(pair for e in examples for reply in e.responses or e.references for pair in set(word_pairs(reply)))
+    counts = Counter(pair for e in examples for reply in e.imitated for pair in set(word_pairs(reply)))
     passed: dict[tuple, list[tuple[set, set]]] = defaultdict(list)  # (facts, a rare pair of the reply): both sets
 
     def judge(example: Example, reply: str) -> str | None:

@@ -40,6 +40,11 @@ class Example:
                     f"an example's {name} must be a tuple of at least one text, got {getattr(self, name)!r}"
                 )
 
+    @property
+    def imitated(self) -> tuple[str, ...]:
+        """The replies that fine-tuning imitates."""
+        return self.responses or self.references
+
 
 def split_of(context: str) -> str:
     """The split a context belongs to, by its hash: 80 % train, 10 % tuning, 10 % report.
@@ -138,7 +143,7 @@ class DialogDataset(Dataset):
     def __init__(self, examples: list[Example], tokenizer: PreTrainedTokenizerBase, max_tokens: int):
         if max_tokens < 2:
             raise ValueError(f"max_tokens must be at least 2 (one of prompt, one of reply), got {max_tokens}")
-        self.pairs = [(example, reply) for example in examples for reply in example.responses or example.references]
+        self.pairs = [(example, reply) for example in examples for reply in example.imitated]
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
 

@@ -56,15 +56,10 @@ def summarise(examples: dict[str, Sequence[Example]], tokenizer: PreTrainedToken
     in words (``words.words``), and with a tokenizer also in tokens, of whole prompts and of replies with their EOS.
     """
     everything = [example for some in examples.values() for example in some]
-    replies = Counter(reply for example in everything for reply in replies_of(example))
+    replies = Counter(reply for example in everything for reply in example.imitated)
     lengths = {split: _lengths(some, tokenizer) for split, some in examples.items()}
     counts = {split: len(some) for split, some in examples.items()}
     return Summary(counts, lengths, _flags(everything, tokenizer), replies.most_common(COMMON))
-
-
-def replies_of(example: Example) -> tuple[str, ...]:
-    """What fine-tuning imitates."""
-    return example.responses or example.references
 
 
 def broken_characters() -> Filter:
@@ -118,13 +113,11 @@ def _lengths(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase | N
         "turns": lambda example: iter([len(example.turns)]),
         "words of background": lambda example: iter([sum(len(words(line)) for line in example.background)]),
         "words of turns": lambda example: iter([sum(len(words(turn)) for turn in example.turns)]),
-        "words of a reply": lambda example: (len(words(reply)) for reply in replies_of(example)),
+        "words of a reply": lambda example: (len(words(reply)) for reply in example.imitated),
     }
     if tokenizer is not None:
         made["tokens of a prompt"] = lambda example: iter([len(encode_prompt(example, tokenizer))])
-        made["tokens of a reply"] = lambda example: (
-            len(encode_reply(reply, tokenizer)) for reply in replies_of(example)
-        )
+        made["tokens of a reply"] = lambda example: (len(encode_reply(reply, tokenizer)) for reply in example.imitated)
     return {name: [length for example in examples for length in of(example)] for name, of in made.items()}
 
 
@@ -151,7 +144,7 @@ def _flags(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase | Non
 
 
 def _judged(examples: Sequence[Example], judge: Filter) -> Flag:
-    pairs = [(reply, judge(example, reply)) for example in examples for reply in replies_of(example)]
+    pairs = [(reply, judge(example, reply)) for example in examples for reply in example.imitated]
     found = [f"{reply} ({reason})" for reply, reason in pairs if reason]
     return Flag(len(found), len(pairs), found[0] if found else "")
 

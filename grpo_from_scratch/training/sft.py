@@ -128,10 +128,7 @@ def cache_folder() -> Path:
 
 def _replies(examples: list[Example], tokenizer, config: SFTConfig) -> Rollout:
     prompts = [encode_prompt(e, tokenizer, config.max_prompt_tokens) for e in examples]
-    replies = [
-        [encode_reply(text, tokenizer)[: config.max_new_tokens] for text in e.responses or e.references]
-        for e in examples
-    ]
+    replies = [[encode_reply(text, tokenizer)[: config.max_new_tokens] for text in e.imitated] for e in examples]
     return given_completions(tokenizer, prompts, replies)
 
 
