@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grpo_from_scratch import cli
-from grpo_from_scratch.cli.app import data_of
+from grpo_from_scratch.cli.app import data_of, printable
 from grpo_from_scratch.policy.loading import new_tiny_policy, save_policy
 
 WORDS = "red green blue one two three"
@@ -138,6 +138,10 @@ def test_train_then_evaluate(tmp_path, dialogues, policy):
     assert "other settings (seed: 0 there, 1 here)" in grpo(*arguments, "--seed", "1", code=1)
     said = grpo("diagnose", str(out))
     assert "Nothing looks sick." in said and "Not judged:" in said and "it wants 6 steps, and there are 2" in said
+
+
+def test_printable_spells_out_what_a_terminal_obeys():
+    assert printable("red \x1b[31m, \u202e turned, \r back, 😊 é") == r"red \x1b[31m, \u202e turned, \r back, 😊 é"
 
 
 def test_policies_of_different_data_want_it_named(tmp_path):

@@ -13,7 +13,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo_from_scratch.dialogue.corpus import DIFFICULTIES
 from grpo_from_scratch.dialogue.readers import load_examples
-from grpo_from_scratch.dialogue.summary import printable
 from grpo_from_scratch.dialogue.tasks import TASKS
 
 app = typer.Typer(
@@ -62,6 +61,12 @@ def _safe(message: Exception | Warning) -> str:
 def _rank() -> str:
     """Who speaks, in a job of several processes, whose messages share a terminal."""
     return f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ""
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """The text as it may go to a terminal: controls, which can move a cursor or turn a line round, are spelt out, but
+    for those to ``keep``."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def data_of(policies: list[str], named: str) -> str:

@@ -9,9 +9,8 @@ import torch
 import typer
 from torch import nn
 
-from grpo_from_scratch.cli.app import Threads, app, plain_errors
+from grpo_from_scratch.cli.app import Threads, app, plain_errors, printable
 from grpo_from_scratch.dialogue.dataset import Example, encode_prompt
-from grpo_from_scratch.dialogue.summary import printable
 from grpo_from_scratch.policy.loading import load_policy
 from grpo_from_scratch.policy.sampling import sample
 

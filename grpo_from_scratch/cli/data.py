@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from grpo_from_scratch.cli.app import SPEC_HELP, SkipBad, app, plain_errors
+from grpo_from_scratch.cli.app import SPEC_HELP, SkipBad, app, plain_errors, printable
 from grpo_from_scratch.dialogue.dataset import SPLITS, Example
 from grpo_from_scratch.dialogue.readers import stream_examples
-from grpo_from_scratch.dialogue.summary import Summary, printable, spread, summarise, to_json
+from grpo_from_scratch.dialogue.summary import Summary, spread, summarise, to_json
 from grpo_from_scratch.evaluation.data_figure import data_figure
 from grpo_from_scratch.policy.loading import load_policy
 

@@ -13,10 +13,9 @@ import torch
 import typer
 from tqdm import tqdm
 
-from grpo_from_scratch.cli.app import JudgedOn, SkipBad, Threads, app, data_of, plain_errors
+from grpo_from_scratch.cli.app import JudgedOn, SkipBad, Threads, app, data_of, plain_errors, printable
 from grpo_from_scratch.dialogue.dataset import encode_prompt
 from grpo_from_scratch.dialogue.readers import load_examples
-from grpo_from_scratch.dialogue.summary import printable
 from grpo_from_scratch.distributed.randomness import key_seed
 from grpo_from_scratch.evaluation.agreement import SCALE, krippendorff_alpha, weighted_kappa
 from grpo_from_scratch.evaluation.experiment import MAX_NEW_TOKENS

@@ -58,8 +58,10 @@ def curate(examples: Sequence[Example], filters: Mapping[str, Filter]) -> tuple[
 
 # ---------------------------------------------------------------- filters
 
+SHORTEST, LONGEST = 3, 40  # words of a reply that says something, and that somebody reads
 
-def length(low: int = 3, high: int = 40) -> Filter:
+
+def length(low: int = SHORTEST, high: int = LONGEST) -> Filter:
     """Fewer than ``low`` or more than ``high`` words."""
 
     def judge(example: Example, reply: str) -> str | None:

@@ -84,12 +84,6 @@ def _twice_encoded(run: str) -> bool:
     return False
 
 
-def printable(text: str, *, keep: str = "") -> str:
-    """The text as it may go to a terminal: controls, which can move a cursor or turn a line round, are spelt out, but
-    for those to ``keep``."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
-
-
 def to_json(summary: Summary) -> dict[str, Any]:
     """Plain JSON, with quantiles of the lengths."""
     lengths = {
@@ -122,9 +116,8 @@ def _lengths(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase | N
 
 
 def _flags(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Flag]:
-    low, high = 3, 40
     judges = {
-        f"replies under {low} or over {high} words": curation.length(low, high),
+        f"replies under {curation.SHORTEST} or over {curation.LONGEST} words": curation.length(),
         "replies that repeat themselves": curation.repetition(),
         "replies that answer everything": curation.generic(examples),
         "replies that stood before, context and all": curation.duplicate(),

@@ -2,7 +2,7 @@ import pytest
 
 from grpo_from_scratch.dialogue.corpus import embedded_dialogues
 from grpo_from_scratch.dialogue.dataset import Example
-from grpo_from_scratch.dialogue.summary import broken_characters, printable, spread, summarise, to_json
+from grpo_from_scratch.dialogue.summary import broken_characters, spread, summarise, to_json
 from grpo_from_scratch.policy.loading import new_tiny_policy
 
 HI = Example(("hi",), ("hello you there",), background=("i fish .",))
@@ -77,10 +77,6 @@ def test_broken_characters_finds_text_decoded_wrongly(text, encoding):
 @pytest.mark.parametrize("text", ["a\ufffdb", "a\0b", "\x1b[31mred"])
 def test_broken_characters_finds_lost_bytes_and_controls(text):
     assert broken_characters()(Example(("hi",), (text,)), text) == "holds a control or replacement character"
-
-
-def test_printable_spells_out_what_a_terminal_obeys():
-    assert printable("red \x1b[31m, \u202e turned, \r back, 😊 é") == r"red \x1b[31m, \u202e turned, \r back, 😊 é"
 
 
 def test_spread_by_hand():
