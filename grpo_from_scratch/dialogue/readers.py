@@ -12,6 +12,7 @@ from grpo_from_scratch.dialogue.convai2 import convai2_conversations
 from grpo_from_scratch.dialogue.conversations import Conversation, Message, replies
 from grpo_from_scratch.dialogue.corpus import DIFFICULTIES, embedded_dialogues
 from grpo_from_scratch.dialogue.dataset import SPLITS, Example, check_split, split_of
+from grpo_from_scratch.dialogue.extras import extra
 from grpo_from_scratch.dialogue.layouts import check_layout
 from grpo_from_scratch.dialogue.reasoning import reasoning_task
 from grpo_from_scratch.dialogue.records import Skipped, json_lines, parsed, texts
@@ -186,10 +187,6 @@ def chitchat_conversations() -> Iterator[Conversation]:
     Raises:
         ImportError: the package is not installed.
     """
-    try:
-        from chitchat_dataset import ConversationDataset
-    except ImportError as error:
-        raise ImportError("the chitchat data needs its package: pip install 'grpo-from-scratch[chitchat]'") from error
-    for conversation in ConversationDataset():
+    for conversation in extra("chitchat_dataset", "chitchat", "data chitchat").ConversationDataset():
         messages = [message.strip() for message in conversation]
         yield Conversation([Message(message, is_reply=True) for message in messages if message])

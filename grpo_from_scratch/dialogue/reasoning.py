@@ -21,6 +21,7 @@ import sys
 from typing import Any
 
 from grpo_from_scratch.dialogue.dataset import Example, check_split, split_of
+from grpo_from_scratch.dialogue.extras import extra
 from grpo_from_scratch.distributed.randomness import key_seed
 
 COUNTS = {"train": 1000, "tuning": 100, "report": 100}
@@ -116,11 +117,10 @@ def _entry(item: str) -> tuple[dict[str, Any], float]:
 
 @functools.lru_cache(maxsize=16)
 def _generator(name: str, seed: int):
-    try:
-        from reasoning_gym.dataset import ProceduralDataset
-        from reasoning_gym.factory import DATASETS, create_dataset
-    except ImportError as error:
-        raise ImportError("reasoning tasks need their package: pip install 'grpo-from-scratch[reasoning]'") from error
+    extra("reasoning_gym", "reasoning", f"reasoning:{name}")
+    from reasoning_gym.dataset import ProceduralDataset
+    from reasoning_gym.factory import DATASETS, create_dataset
+
     tasks = {task: kind for task, (kind, _) in DATASETS.items() if task != "composite"}  # which is a mixture of others
     names = sorted(task for task, kind in tasks.items() if _is_safe(kind, ProceduralDataset))
     if name not in tasks:

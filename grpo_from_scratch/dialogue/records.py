@@ -13,6 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from grpo_from_scratch.dialogue.extras import extra
+
 CHUNK = 1 << 20
 LONGEST = 1 << 24  # bytes of a line, characters of a JSON record: a file without line breaks must not fill the memory
 PARQUET_ROWS = 64  # at a time
@@ -152,12 +154,9 @@ def records(path: Path) -> Iterator[tuple[Place, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[Place, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise ImportError(
-            f"{path} is Parquet, which needs a package: pip install 'grpo-from-scratch[parquet]'"
-        ) from error
+    parquet = extra("pyarrow.parquet", "parquet", f"{path} is Parquet, which")
+    from pyarrow import ArrowException
+
     number = 0
     try:
         with parquet.ParquetFile(path) as file:

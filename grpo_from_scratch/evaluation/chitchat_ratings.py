@@ -9,6 +9,8 @@ so. And 2 284 are of a single message, which nobody answered; 70 % of those are 
 
 from dataclasses import dataclass
 
+from grpo_from_scratch.dialogue.extras import extra
+
 CHITCHAT_ASPECTS = ("witty", "interesting", "upbeat")
 
 
@@ -26,12 +28,8 @@ def chitchat_ratings() -> list[RatedConversation]:
     Raises:
         ImportError: the package is not installed.
     """
-    try:
-        from chitchat_dataset import Dataset
-    except ImportError as error:
-        raise ImportError("the chitchat data needs its package: pip install 'grpo-from-scratch[chitchat]'") from error
     found = []
-    for conversation in Dataset().values():
+    for conversation in extra("chitchat_dataset", "chitchat", "data chitchat").Dataset().values():
         if rating := conversation.get("ratings"):
             parts = (" ".join(part["text"] for part in message).strip() for message in conversation["messages"])
             scores = {aspect: int(rating[aspect]) for aspect in CHITCHAT_ASPECTS}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from grpo_from_scratch.dialogue.extras import extra
 from grpo_from_scratch.distributed.randomness import key_seed
 from grpo_from_scratch.distributed.sharding import whole
 
@@ -26,10 +27,7 @@ def add_lora(model: nn.Module, rank: int, *, alpha: float, seed: int = 0) -> Non
     Raises:
         ImportError: the package peft is not installed.
     """
-    try:
-        import peft
-    except ImportError as error:
-        raise ImportError("LoRA needs the package peft: pip install 'grpo-from-scratch[peft]'") from error
+    peft = extra("peft", "peft", "LoRA")
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what PEFT adjusts by itself

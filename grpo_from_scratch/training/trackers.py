@@ -9,13 +9,13 @@ needs. A run that goes on from a checkpoint writes the steps after it again.
 """
 
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo_from_scratch.dialogue.extras import extra
 from grpo_from_scratch.distributed.randomness import key_seed
 from grpo_from_scratch.training.config import TrainConfig
 from grpo_from_scratch.training.trainer import RLTrainer
@@ -42,10 +42,7 @@ def check_tracker(name: str) -> None:
     """
     if name not in TRACKERS:
         raise ValueError(f"there is no tracker {name!r}; there are {', '.join(TRACKERS)}")
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{name} needs its package: pip install 'grpo-from-scratch[trackers]'") from error
+    extra(name, "trackers", name)
 
 
 @contextmanager

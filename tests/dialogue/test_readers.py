@@ -1,4 +1,3 @@
-import builtins
 import json
 import os
 import subprocess
@@ -253,14 +252,7 @@ def test_stream_examples_is_load_examples_of_every_split(tmp_path):
 
 
 def test_load_examples_chitchat_without_its_package(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest, **kwargs):
-        if name == "chitchat_dataset":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return real(name, *rest, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "chitchat_dataset", None)
     with pytest.raises(ImportError, match=r"pip install 'grpo-from-scratch\[chitchat\]'"):
         load_examples("chitchat", "train")
 
